@@ -1,0 +1,61 @@
+"""The vocabulary of the package: what travels from a tar to the training step.
+
+Shape letters, used as suffixes of tensor names everywhere:
+B images, N patches, D width, M masked patches, V prediction size (vocabulary), K heads, L layers;
+C channels, H W the encoder's view, h w the tokenizer's view.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+NO_LABEL = -1
+Grid = tuple[int, int]  # rows, columns; patches are numbered row by row
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One image as it lies in a source: encoded bytes, and where they came from."""
+
+    index: int
+    key: str
+    image: bytes
+    label: int
+    origin: str  # "shard.tar at byte 512", for messages
+
+
+class Views(NamedTuple):
+    """One crop rendered twice; uint8, 0..255."""
+
+    patch_view_CHW: Tensor
+    token_view_Chw: Tensor
+
+
+class Batch(NamedTuple):
+    """What the training step gets. Pixels are uint8 until they are on the device."""
+
+    patch_view_BCHW: Tensor  # uint8
+    token_view_BChw: Tensor  # uint8
+    mask_BN: Tensor  # bool, True where the patch is masked
+    label_B: Tensor  # int64, NO_LABEL where there is none
+    index_B: Tensor  # int64, the sample's number in its source
+
+    def to(self, device: torch.device | str) -> "Batch":
+        return Batch(*(field.to(device, non_blocking=True) for field in self))
+
+    def pin_memory(self) -> "Batch":
+        return Batch(*(field.pin_memory() for field in self))
+
+
+def collate(items: Sequence[tuple[Views, Tensor, int, int]]) -> Batch:
+    """(views, mask_N, label, index) of each sample -> Batch."""
+    return Batch(
+        patch_view_BCHW=torch.stack([views.patch_view_CHW for views, *_ in items]),
+        token_view_BChw=torch.stack([views.token_view_Chw for views, *_ in items]),
+        mask_BN=torch.stack([mask for _, mask, *_ in items]),
+        label_B=torch.tensor([label for *_, label, _ in items]),
+        index_B=torch.tensor([index for *_, index in items]),
+    )

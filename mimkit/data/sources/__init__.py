@@ -1,0 +1,38 @@
+"""A source gives encoded samples by number. Contract, and the registry over this folder."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mimkit.batch import Sample
+from mimkit.registry import Registry
+
+
+class Source(ABC):
+    """Samples by number 0..len-1. Safe to send to spawned and forked workers."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> Sample: ...
+
+    @property
+    @abstractmethod
+    def digest(self) -> str:
+        """Hash of what the samples are and in which order they are numbered."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> NDArray[np.int64]:
+        """One label a sample, NO_LABEL where there is none."""
+
+    @property
+    def groups(self) -> NDArray[np.int64]:
+        """Bounds of the runs of samples that lie together on disk (shards): 0, ..., len."""
+        return np.array([0, len(self)], np.int64)
+
+
+SOURCES: Registry[Callable[..., Source]] = Registry("source", __name__)

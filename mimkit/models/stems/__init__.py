@@ -1,0 +1,45 @@
+"""A stem turns pixels into one token a patch. Contract, and the registry over this folder."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from mimkit.batch import Grid
+from mimkit.errors import UserError
+from mimkit.registry import Registry
+
+
+class Stem(nn.Module):
+    """image_BCHW (normalised) -> tokens_BND, patches row by row.
+
+    Every stem takes `width` (D) and `patch_size` as keyword arguments, and what it needs besides.
+    """
+
+    width: int
+    patch_size: int
+
+    @abstractmethod
+    def forward(self, image_BCHW: Tensor) -> Tensor: ...
+
+    @property
+    @abstractmethod
+    def reach(self) -> int:
+        """Pixels beyond its own patch that a token can see, computed from the layers."""
+
+    @property
+    def patchwise(self) -> bool:
+        """Whether a token depends on its own patch only (batch statistics apart)."""
+        return self.reach == 0
+
+    def grid(self, height: int, width: int) -> Grid:
+        """Rows and columns of tokens for an image of this size in pixels."""
+        if height % self.patch_size or width % self.patch_size:
+            raise UserError(
+                f"an image of {height}x{width} pixels does not divide into patches of "
+                f"{self.patch_size}; set data.image_size to a multiple of {self.patch_size}"
+            )
+        return height // self.patch_size, width // self.patch_size
+
+
+STEMS: Registry[Callable[..., Stem]] = Registry("stem", __name__)
