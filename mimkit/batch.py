@@ -59,3 +59,15 @@ def collate(items: Sequence[tuple[Views, Tensor, int, int]]) -> Batch:
         label_B=torch.tensor([label for *_, label, _ in items]),
         index_B=torch.tensor([index for *_, index in items]),
     )
+
+
+def to_unit(view_u8: Tensor) -> Tensor:
+    """uint8 0..255 -> float32 in [0, 1]: what a tokenizer takes."""
+    return view_u8.float() / 255
+
+
+def normalise(view_u8: Tensor, *, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """uint8 ...CHW -> float32, (x / 255 - mean) / std a channel: what a stem takes."""
+    mean_C11 = torch.tensor(mean, device=view_u8.device).view(-1, 1, 1)
+    std_C11 = torch.tensor(std, device=view_u8.device).view(-1, 1, 1)
+    return (to_unit(view_u8) - mean_C11) / std_C11

@@ -1,0 +1,68 @@
+"""`mimkit VERB ...`: one file a verb; `tools/VERB.py` are second doors to the same functions."""
+
+import importlib
+import os
+import pkgutil
+import sys
+import textwrap
+from collections.abc import Sequence
+
+from mimkit import __version__
+from mimkit.errors import UserError
+from mimkit.registry import nearest
+
+
+def verbs() -> list[str]:
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb; returns the exit code: 0 done, 2 something the user can mend, 130 Ctrl-C."""
+    # Before torch loads OpenMP: threads that spin at barriers make a shared CPU 10 x slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words in (["--version"], ["version"]):
+        print(f"mimkit {__version__}")
+        return 0
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    verb = words[0].replace("-", "_")
+    try:
+        if verb not in verbs():
+            raise UserError(
+                f"there is no verb '{words[0]}'.{nearest(verb, verbs())} "
+                f"Verbs: {', '.join(verbs())}"
+            )
+        code: int = importlib.import_module(f"mimkit.cli.{verb}").main(words[1:])
+        return code
+    except UserError as error:
+        _complain(str(error))
+        return 2
+    except KeyboardInterrupt:
+        _complain("interrupted; the same command continues from the last checkpoint")
+        return 130
+
+
+def _complain(text: str) -> None:
+    """One paragraph. What every rank finds wrong before they meet, rank 0 says for all."""
+    rank = int(os.environ.get("RANK", "0"))
+    if rank and not _ranks_have_met():
+        return
+    name = f"mimkit (rank {rank})" if rank else "mimkit"
+    sys.stdout.flush()
+    print("\n" + textwrap.fill(f"{name}: {text}", 100, break_long_words=False,
+                               break_on_hyphens=False), file=sys.stderr, flush=True)  # fmt: skip
+
+
+def _ranks_have_met() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_initialized())
+
+
+def _help() -> str:
+    lines = ["usage: mimkit VERB [...]   (mimkit VERB --help tells more)", ""]
+    for verb in verbs():
+        doc = importlib.import_module(f"mimkit.cli.{verb}").__doc__ or ""
+        lines.append(f"  {verb:16} {doc.strip().splitlines()[0]}")
+    return "\n".join(lines)

@@ -28,6 +28,11 @@ class Stem(nn.Module):
         """Pixels beyond its own patch that a token can see, computed from the layers."""
 
     @property
+    @abstractmethod
+    def settings(self) -> dict[str, int | str]:
+        """Keyword arguments that build this stem again, for exports that must rebuild it."""
+
+    @property
     def patchwise(self) -> bool:
         """Whether a token depends on its own patch only (batch statistics apart)."""
         return self.reach == 0

@@ -1,0 +1,191 @@
+"""Configuration -> parts. The only reader of the configuration below the entry points."""
+
+import difflib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from mimkit.batch import Grid
+from mimkit.config import Config, DataConfig, EngineConfig, PartConfig, TrainConfig
+from mimkit.data.embedded import embedded_shards
+from mimkit.data.sources import SOURCES, Source
+from mimkit.data.views import CenterView, TwoViews
+from mimkit.errors import UserError
+from mimkit.masks import MASKS, Mask
+from mimkit.models.encoder import Encoder
+from mimkit.models.init import initialise
+from mimkit.models.mim import MaskedImageModel
+from mimkit.models.sizes import SIZES
+from mimkit.models.stems import STEMS
+from mimkit.registry import Registry
+from mimkit.tokenizers import TOKENIZERS, VisualTokenizer
+from mimkit.train.schedule import warmup_cosine
+
+Part = TypeVar("Part")
+
+
+def make_part(registry: Registry[Callable[..., Part]], config: PartConfig, **given: Any) -> Part:
+    """Calls the part with the settings of its section, and with what the program gives it.
+
+    Raises:
+        UserError: a setting that the part does not take, that is missing, or of the wrong type.
+    """
+    part, section = registry[config.name], registry.kind
+    hints = _hints(part)
+    parameters = inspect.signature(part).parameters
+    free = {name: p for name, p in parameters.items() if name not in given}
+    for key in config.settings:
+        if key not in free:
+            hint = difflib.get_close_matches(key, free, n=1)
+            raise UserError(
+                f"{section} '{config.name}' takes no setting '{key}'. "
+                + (f"Did you mean '{hint[0]}'? " if hint else "")
+                + f"It takes: {', '.join(free) or 'none'}"
+            )
+    missing = [n for n, p in free.items() if p.default is p.empty and n not in config.settings]
+    if missing:
+        raise UserError(
+            f"{section} '{config.name}' needs {section}.{f', {section}.'.join(missing)}"
+        )
+    settings = {
+        key: _typed(value, hints.get(key, Any), f"{section}.{key}")
+        for key, value in config.settings.items()
+    }
+    return part(**settings, **{name: given[name] for name in given if name in parameters})
+
+
+def _hints(part: Any) -> dict[str, Any]:
+    return get_type_hints(part.__init__ if inspect.isclass(part) else part)
+
+
+def _typed(value: Any, hint: Any, key: str) -> Any:
+    try:
+        return TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"]
+        raise UserError(f"{key}: {problem} (given: {value!r})") from error
+
+
+def build_tokenizer(config: Config) -> VisualTokenizer:
+    return make_part(TOKENIZERS, config.tokenizer)
+
+
+def build_model(config: Config, *, prediction_dim: int) -> MaskedImageModel:
+    """The model with its initial weights: a pure function of the configuration."""
+    encoder, size = config.encoder, SIZES[config.encoder.size]
+    stem = make_part(STEMS, config.stem, width=size.width, patch_size=encoder.patch_size)
+    model = MaskedImageModel(
+        stem=stem,
+        encoder=Encoder(
+            width=size.width,
+            heads=size.heads,
+            depth=encoder.depth or size.depth,
+            grid=stem.grid(config.data.image_size, config.data.image_size),
+            positions=encoder.positions,
+            layer_scale=encoder.layer_scale,
+            qkv_bias=encoder.qkv_bias,
+            branches=encoder.branches,
+            activation_checkpointing=config.engine.activation_checkpointing,
+        ),
+        prediction_dim=prediction_dim,
+    )
+    initialise(model, seed=config.seed)
+    return model
+
+
+def build_mask(config: Config, grid: Grid) -> Mask:
+    if "num_masked" in config.mask.settings:
+        return make_part(MASKS, config.mask, grid=grid)
+    # BEiT masks 75 of 196; the same share elsewhere
+    share = round(grid[0] * grid[1] * 75 / 196)
+    return make_part(MASKS, config.mask, grid=grid, num_masked=max(1, share))
+
+
+def check_grids(config: Config, model: MaskedImageModel, tokenizer: VisualTokenizer) -> Grid:
+    """The grid that stem and tokenizer agree on; the mask is made for it.
+
+    Raises:
+        UserError: they do not agree; names both, and the size that would.
+    """
+    image, token = config.data.image_size, config.data.token_size
+    stem_grid, token_grid = model.stem.grid(image, image), tokenizer.grid(token, token)
+    if stem_grid != token_grid:
+        fit = stem_grid[0] * token // token_grid[0]
+        raise UserError(
+            f"the stem '{config.stem.name}' makes a {stem_grid[0]}x{stem_grid[1]} grid of "
+            f"{image}-pixel views, but the tokenizer '{config.tokenizer.name}' makes "
+            f"{token_grid[0]}x{token_grid[1]} of {token}-pixel views, and the mask "
+            f"'{config.mask.name}' can only fit one; set data.token_size={fit}"
+        )
+    return stem_grid
+
+
+def build_views(data: DataConfig) -> TwoViews:
+    return TwoViews(
+        image_size=data.image_size,
+        token_size=data.token_size,
+        jitter=data.jitter,
+        crop_scale=data.crop_scale,
+        crop_ratio=data.crop_ratio,
+        flip=data.flip,
+        image_interpolation=data.image_interpolation,
+        token_interpolation=data.token_interpolation,
+        exif=data.exif,
+    )
+
+
+def build_probe_view(data: DataConfig) -> CenterView:
+    return CenterView(image_size=data.image_size, token_size=data.token_size, exif=data.exif)
+
+
+def build_source(data: DataConfig, which: str | list[str], *, split: str) -> Source:
+    """`embedded` is cut into the cache on first use; anything else is the user's."""
+    cache = str(Path(data.cache_dir).expanduser())
+    if which == "embedded":
+        which = str(embedded_shards(Path(cache)) / f"{split}-*.tar")
+    if data.source == "folder":
+        return SOURCES["folder"](folder=which)
+    return SOURCES["shards"](shards=which, cache_dir=cache)
+
+
+def num_steps(train: TrainConfig, num_samples: int) -> int:
+    if train.steps is not None:
+        return train.steps
+    assert train.epochs is not None
+    return max(1, round(train.epochs * num_samples / train.batch_size))
+
+
+def build_schedule(train: TrainConfig, steps: int) -> Callable[[int], float]:
+    """Updates done -> learning rate."""
+    warmup = round(train.warmup * steps)
+
+    def learning_rate(updates: int) -> float:
+        return warmup_cosine(updates, steps=steps, warmup=warmup, peak=train.lr, floor=train.min_lr)
+
+    return learning_rate
+
+
+def use_bf16(engine: EngineConfig) -> bool:
+    """auto: bf16 where the hardware multiplies it (Ampere and newer; AVX512-BF16 or AMX)."""
+    if engine.precision == "auto":
+        if torch.cuda.is_available():
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+        return bool(torch.cpu._is_avx512_bf16_supported())
+    return engine.precision == "bf16"
+
+
+def deepspeed_file(engine: EngineConfig) -> Path | None:
+    """The user's DeepSpeed JSON; UserError where the chosen runtime would ignore it."""
+    if engine.deepspeed_config is None:
+        return None
+    if engine.runtime != "deepspeed":
+        raise UserError(
+            f"engine.deepspeed_config={engine.deepspeed_config} would be ignored by "
+            f"engine.runtime={engine.runtime}; set engine.runtime=deepspeed or "
+            "engine.deepspeed_config=null"
+        )
+    return Path(engine.deepspeed_config).expanduser()

@@ -1,0 +1,26 @@
+"""Train a dVAE whose tokens an encoder can be pretrained to predict.
+
+  deepspeed tools/train_tokenizer.py                   on the embedded photographs
+  deepspeed tools/train_tokenizer.py data.train=DIR data.heldout=OTHER model.vocabulary=1024
+
+The run folder gets tokenizer.safetensors, its card and pictures of reconstructions.
+"""
+
+from collections.abc import Sequence
+
+from mimkit.cli._arguments import command_time, find_config, parse, training_parser
+from mimkit.config import load_tokenizer_config, to_yaml
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = parse(training_parser("train_tokenizer", __doc__ or "", "tokenizer"), argv)
+    config = load_tokenizer_config(find_config(arguments.config), arguments.overrides)
+    if arguments.print_config:
+        print(to_yaml(config), end="")
+        return 0
+    from mimkit.tokenizer_training import run
+
+    folder = run(config, started_at=command_time())
+    if folder.finished:
+        print(f"{folder.path} is finished already; choose another output.dir to train again")
+    return 0

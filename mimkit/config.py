@@ -1,0 +1,322 @@
+"""Typed configuration: YAML files with a base, overrides `key=value`, and no key that goes unread.
+
+Sections are promises. `output` and `engine` never change what is computed, save `engine.precision`
+(and the float rounding that comes with another number of ranks); everything else is the science of
+the run, and a run folder is only continued when the science is the same.
+"""
+
+import hashlib
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from mimkit.errors import UserError
+from mimkit.registry import nearest
+
+Settings = dict[str, Any]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PartConfig(Section):
+    """Which part, by its file's name; the other keys are that part's own arguments."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @property
+    def settings(self) -> Settings:
+        return dict(self.model_extra or {})
+
+
+class DataConfig(Section):
+    """Where images come from and how a view is cut (BEiT's transform, facts in README)."""
+
+    train: str | list[str] = "embedded"
+    heldout: str | list[str] | None = "embedded"
+    source: Literal["shards", "folder"] = "shards"
+    cache_dir: str = "~/.cache/mimkit"
+    window: int = Field(8, ge=1)  # shards that are shuffled together
+    image_size: int = Field(224, ge=8)  # pixels, the encoder's view
+    token_size: int = Field(112, ge=8)  # pixels, the tokenizer's view
+    image_interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    token_interpolation: Literal["lanczos", "bicubic", "bilinear"] = "lanczos"
+    jitter: float = Field(0.4, ge=0, lt=1)  # brightness, contrast, saturation
+    flip: float = Field(0.5, ge=0, le=1)
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    exif: Literal["ignore", "honour"] = "ignore"  # BEiT ignores the orientation tag
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    on_bad_sample: Literal["raise", "substitute"] = "raise"  # substitutes are counted and said
+    heldout_limit: int = Field(2048, ge=1)  # images of the held-out loss
+
+
+class EncoderConfig(Section):
+    size: Literal["Ti", "S", "B", "L", "H"] = "B"
+    depth: int | None = Field(None, ge=1)  # None: the size's own
+    patch_size: int = Field(16, ge=1)
+    positions: Literal["absolute", "relative", "relative_shared", "none"] = "absolute"
+    layer_scale: float | None = 0.1  # BEiT: 0.1 for B, 1e-5 for L; None is without
+    drop_path: float = Field(0.1, ge=0, lt=1)
+    qkv_bias: Literal["qv", "qkv"] = "qv"  # BEiT has no key bias
+    branches: int = Field(1, ge=1)
+
+
+class TrainConfig(Section):
+    """The optimisation; defaults are BEiT's at a global batch of 2048."""
+
+    steps: int | None = Field(None, ge=1)
+    epochs: float | None = Field(None, gt=0)
+    batch_size: int = Field(2048, ge=1)  # global: over all ranks and accumulated micro-batches
+    lr: float = Field(1.5e-3, gt=0)
+    min_lr: float = Field(1e-5, ge=0)
+    warmup: float = Field(0.0125, ge=0, lt=1)  # share of the run; BEiT: 10 of 800 epochs
+    weight_decay: float = Field(0.05, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0)
+    clip_grad: float = Field(3.0, ge=0)  # 0: off
+
+    @model_validator(mode="after")
+    def _one_length(self) -> "TrainConfig":
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give exactly one of train.steps and train.epochs, null for the other")
+        return self
+
+
+class ProbeConfig(Section):
+    """kNN on frozen features at the end of a run."""
+
+    neighbours: int = Field(20, ge=1)
+    pooling: Literal["mean", "cls"] = "mean"
+    depth: float = Field(1.0, gt=0, le=1)  # share of the blocks to go through; 1: and the last norm
+    train_limit: int = Field(5000, ge=1)
+    heldout_limit: int = Field(5000, ge=1)
+
+
+class EngineConfig(Section):
+    runtime: Literal["deepspeed", "local"] = "deepspeed"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 where the hardware has it
+    zero_stage: int = Field(1, ge=0, le=3)
+    deepspeed_config: str | None = None  # your own JSON; a contradiction stops the run
+    accumulation: int = Field(1, ge=1)  # micro-batches per optimizer step
+    workers: int | None = Field(None, ge=0)  # loader processes a rank; None: chosen from the cores
+    threads: int | None = Field(None, ge=1)  # torch threads a rank; None: cores / local ranks
+    activation_checkpointing: bool = False
+
+
+class OutputConfig(Section):
+    runs_dir: str = "runs"
+    dir: str | None = None  # None: runs_dir/NAME-NNN, or the unfinished run of this configuration
+    log_every: int = Field(10, ge=1)
+    checkpoint_every: int = Field(1000, ge=1)
+    keep_checkpoints: int = Field(2, ge=1)
+    evaluate_every: int = Field(1000, ge=1)
+    picture_every: int = Field(1000, ge=1)
+    tensorboard: bool = True
+
+
+class Config(Section):
+    name: str = "pretrain"
+    seed: int = Field(0, ge=0)
+    data: DataConfig = DataConfig()
+    mask: PartConfig = PartConfig(name="blockwise")
+    stem: PartConfig = PartConfig(name="hmlp")
+    encoder: EncoderConfig = EncoderConfig()
+    tokenizer: PartConfig = PartConfig(name="dvae")
+    train: TrainConfig
+    probe: ProbeConfig = ProbeConfig()
+    engine: EngineConfig = EngineConfig()
+    output: OutputConfig = OutputConfig()
+
+
+class TokenizerModelConfig(Section):
+    """The DALL-E dVAE's architecture at another size (its own: width 256, 2 blocks, 8192 words)."""
+
+    width: int = Field(256, ge=4)
+    blocks: int = Field(2, ge=1)
+    vocabulary: int = Field(8192, ge=2)
+
+
+class TokenizerObjectiveConfig(Section):
+    """Schedules are cosines over a share of the run (DALL-E A.2: tau 5 %, KL 0.17 % of it)."""
+
+    temperature: tuple[float, float] = (1.0, 1 / 16)
+    temperature_share: float = Field(0.75, gt=0, le=1)
+    kl_weight: float = Field(6.6, ge=0)
+    kl_share: float = Field(0.1, gt=0, le=1)
+    ema: float = Field(0.999, ge=0, lt=1)
+
+
+class TokenizerConfig(Section):
+    """What `tools/train_tokenizer.py` reads."""
+
+    name: str = "tokenizer"
+    seed: int = Field(0, ge=0)
+    data: DataConfig = DataConfig()
+    model: TokenizerModelConfig = TokenizerModelConfig()
+    objective: TokenizerObjectiveConfig = TokenizerObjectiveConfig()
+    train: TrainConfig
+    engine: EngineConfig = EngineConfig()
+    output: OutputConfig = OutputConfig()
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice in one mapping."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
+        twice = {str(key) for key in keys if keys.count(key) > 1}
+        if twice:
+            raise UserError(f"{node.start_mark.name}: given twice: {', '.join(sorted(twice))}")
+        return super().construct_mapping(node, deep)
+
+
+def _parse(text: str, origin: str) -> Any:
+    try:
+        return yaml.load(text, _StrictLoader)
+    except yaml.YAMLError as error:
+        raise UserError(f"{origin} is not valid YAML: {error}") from error
+
+
+def _merge(old: Settings, new: Settings) -> Settings:
+    """`new` over `old`, section by section; a part with another name keeps nothing of the old."""
+    merged = dict(old)
+    for key, value in new.items():
+        before = merged.get(key)
+        merged[key] = value
+        if isinstance(before, dict) and isinstance(value, dict):
+            same_part = value.get("name", before.get("name")) == before.get("name")
+            merged[key] = _merge(before, value) if same_part else value
+    return merged
+
+
+def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> Settings:
+    path = path.resolve()
+    if path in seen:
+        raise UserError(f"{path} names itself as its base, by way of {seen[-1]}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read the configuration {path}: {error.strerror}") from error
+    found = _parse(text, str(path))
+    if not isinstance(found, dict):
+        raise UserError(f"{path} holds {type(found).__name__}, expected `key: value` lines")
+    base = found.pop("base", None)
+    return _merge(_read_file(path.parent / base, (*seen, path)), found) if base else found
+
+
+_PARTS = ("mask", "stem", "tokenizer")
+
+
+def _override(text: str) -> Settings:
+    """`train.lr=1e-3` -> {"train": {"lr": "1e-3"}}; `stem=linear` is short for stem.name=linear."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UserError(f"'{text}' is not an override; write key=value, for example train.lr=1e-3")
+    if key in _PARTS and not value.startswith("{"):
+        key += ".name"
+    settings: Any = _parse(value, f"the value of {key}")
+    for word in reversed(key.split(".")):
+        settings = {word: settings}
+    assert isinstance(settings, dict)
+    return settings
+
+
+def _merge_overrides(overrides: Sequence[str]) -> Settings:
+    settings: Settings = {}
+    for text in overrides:
+        new = _override(text)
+        settings = _deep_update(settings, new)
+    return settings
+
+
+def _deep_update(old: Settings, new: Settings) -> Settings:
+    both = {
+        k: _deep_update(old[k], v) if isinstance(v, dict) and isinstance(old.get(k), dict) else v
+        for k, v in new.items()
+    }
+    return {**old, **both}
+
+
+def _known_keys(kind: type[BaseModel], prefix: str = "") -> list[str]:
+    keys = []
+    for name, field in kind.model_fields.items():
+        keys.append(prefix + name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            keys += _known_keys(field.annotation, f"{prefix}{name}.")
+    return keys
+
+
+def _explain(error: ValidationError, kind: type[BaseModel], origin: str) -> str:
+    lines = []
+    for problem in error.errors():
+        key = ".".join(str(word) for word in problem["loc"] if not isinstance(word, int)) or "train"
+        if problem["type"] == "extra_forbidden":
+            hint = nearest(key, _known_keys(kind))
+            lines.append(f"there is no setting '{key}'.{hint}")
+        else:
+            given = (
+                ""
+                if problem["type"] in ("missing", "value_error")
+                else f" (given: {problem['input']!r})"
+            )
+            lines.append(f"{key}: {problem['msg'].removeprefix('Value error, ')}{given}")
+    return f"{origin}: " + "; ".join(dict.fromkeys(lines))
+
+
+def _load(kind: type[Any], path: Path, overrides: Sequence[str]) -> Any:
+    settings = _merge(_read_file(path), _merge_overrides(overrides))
+    origin = " ".join([str(path), *overrides])
+    try:
+        return kind.model_validate(settings)
+    except ValidationError as error:
+        raise UserError(_explain(error, kind, origin)) from error
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """A pretraining configuration; UserError names every key that is unknown or out of range."""
+    config: Config = _load(Config, path, overrides)
+    return config
+
+
+def load_tokenizer_config(path: Path, overrides: Sequence[str] = ()) -> TokenizerConfig:
+    """The configuration of a tokenizer's training."""
+    config: TokenizerConfig = _load(TokenizerConfig, path, overrides)
+    return config
+
+
+def to_yaml(config: BaseModel) -> str:
+    """The resolved configuration as YAML that loads back to the same."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def science_of(config: BaseModel) -> Settings:
+    """What decides the numbers: all but `output` and `engine` (whose precision stays)."""
+    settings = config.model_dump(mode="json")
+    settings.pop("output")
+    settings["engine"] = {"precision": settings["engine"]["precision"]}
+    settings["data"].pop("cache_dir")
+    return settings
+
+
+def science_hash(config: BaseModel) -> str:
+    return hashlib.sha256(json.dumps(science_of(config), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """`key: old -> new` for every leaf that differs."""
+    lines: list[str] = []
+    for key in dict.fromkeys([*old, *new]):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            lines += differences(before, after, f"{prefix}{key}.")
+        elif before != after:
+            lines.append(f"{prefix}{key}: {before!r} -> {after!r}")
+    return lines

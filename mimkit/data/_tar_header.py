@@ -1,0 +1,77 @@
+"""One 512-byte header of a tar, and the records that carry names too long for it.
+
+Formats: POSIX.1-2001 ustar and pax; GNU tar (its manual, "Basic Tar Format").
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mimkit.errors import UserError
+
+BLOCK = 512  # bytes; everything in a tar starts at a multiple of it
+
+
+@dataclass(frozen=True)
+class Header:
+    name: str
+    kind: bytes  # the type flag: b"0" a regular file, b"5" a directory, ...
+    size: int  # of the data that follows, in bytes
+
+
+def parse_header(block: bytes, *, offset: int, path: Path) -> Header:
+    """Raises UserError where the checksum or the size is wrong."""
+    stored = _octal(block[148:156])
+    if stored != sum(block[:148]) + sum(block[156:]) + 8 * ord(" "):
+        if offset == 0:
+            raise UserError(f"{path} is not a tar (it begins with {block[:16]!r}).")
+        raise damaged(path, f"bad header checksum at byte {offset}")
+    size = _number(block[124:136])
+    if size is None:
+        raise damaged(path, f"bad member size at byte {offset}")
+    name = block[:100].split(b"\0")[0]
+    if block[257:263] == b"ustar\0" and block[345]:  # GNU's magic is "ustar  ": no prefix there
+        name = block[345:500].split(b"\0")[0] + b"/" + name
+    return Header(text(name, path), block[156:157], size)
+
+
+def pax(record: bytes, path: Path) -> tuple[str, int | None]:
+    """`path` ("" if absent) and `size` of a pax header: lines of "LENGTH KEYWORD=VALUE\\n"."""
+    name, size = "", None
+    while record:
+        length = record.split(b" ", 1)[0]
+        if not length.isdigit() or not len(length) < int(length) <= len(record):
+            raise damaged(path, f"a pax header {record[:40]!r}")
+        line, record = record[: int(length)], record[int(length) :]
+        keyword, _, value = line[len(length) + 1 : -1].partition(b"=")
+        if keyword.startswith(b"GNU.sparse"):
+            raise UserError(f"{path} holds a sparse file; a shard may hold regular files only.")
+        if keyword == b"path":
+            name = text(value, path)
+        elif keyword == b"size" and value.isdigit():
+            size = int(value)
+    return name, size
+
+
+def text(name: bytes, path: Path) -> str:
+    """A member's name. Raises UserError where it is not UTF-8."""
+    try:
+        return name.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: the member name {name!r} is not UTF-8.") from error
+
+
+def damaged(path: Path, found: str, verdict: str = "damaged") -> UserError:
+    """The error for a tar that is not whole."""
+    return UserError(
+        f"{path} is {verdict}: {found}. Fetch it again or write it again with tools/make_shards.py."
+    )
+
+
+def _octal(field: bytes) -> int | None:
+    digits = field.split(b"\0")[0].strip()
+    return int(digits or b"0", 8) if all(48 <= digit < 56 for digit in digits) else None
+
+
+def _number(field: bytes) -> int | None:
+    """Octal digits, or base 256 for members above 8 GB."""
+    return int.from_bytes(field[1:], "big") if field[0] == 0x80 else _octal(field)

@@ -1,0 +1,58 @@
+"""manifest.json: what a folder of shards holds, with a checksum for each; written last."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from mimkit.errors import UserError
+
+MANIFEST = "manifest.json"
+CLASSES = "classes.json"
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of `folder`; empty where there is none, or another kind of file."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
+
+
+def check_shard(shard: Path, *, num_samples: int) -> None:
+    """Compares a shard with what manifest.json beside it says, if that names it.
+
+    Raises:
+        UserError: the SHA-256 or the number of samples differs.
+    """
+    entry = _entry(shard)
+    expected = entry.get("sha256")
+    if isinstance(expected, str) and (found := sha256(shard)) != expected.lower():
+        raise UserError(
+            f"bad checksum: {shard} has SHA-256 {found}, but {MANIFEST} beside it says {expected}. "
+            "The file is damaged or was replaced: fetch it again, or correct the manifest."
+        )
+    samples = entry.get("samples")
+    if isinstance(samples, int) and samples != num_samples:
+        raise UserError(
+            f"{shard} holds {num_samples} images, but {MANIFEST} beside it says {samples} samples. "
+            "Fetch the shard again, or correct the manifest."
+        )
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _entry(shard: Path) -> dict[str, Any]:
+    entries = read_manifest(shard.parent).get("shards")
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, dict) and entry.get("shard") == shard.name:
+            return entry
+    return {}

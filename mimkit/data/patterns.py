@@ -1,0 +1,102 @@
+"""What a user writes for `shards` -> a list of tars that exist."""
+
+import glob
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import braceexpand
+
+from mimkit.errors import UserError
+
+UNFINISHED = "unfinished.json"  # lies in a folder of shards that make_shards has not completed
+_URL = re.compile(r"^(pipe:|[A-Za-z][A-Za-z0-9+.-]*://)")
+
+
+def expand_shards(shards: str | Sequence[str]) -> list[Path]:
+    """The tars that `shards` names: paths, folders, globs, brace patterns, or a list of these.
+
+    A folder means all its *.tar, sorted; `{0000..0012}` counts with leading zeros; a path that
+    exists is taken as it is, whatever characters it holds.
+
+    Raises:
+        UserError: a URL; missing files (all named); nothing found; a tar named twice.
+    """
+    patterns = [shards] if isinstance(shards, str) else list(shards)
+    if not patterns or not all(patterns):
+        raise UserError(
+            "the name of the shards is empty; expected a tar, a folder of tars, a glob, or a "
+            "pattern such as train-{0000..0012}.tar (data.train, data.heldout)."
+        )
+    names = [name for pattern in patterns for name in _braces(pattern)]
+    missing = [name for name in names if not _has_glob(name) and not Path(name).exists()]
+    if missing:
+        raise UserError(_missing(missing, len(names)))
+    paths = [path for name in names for path in _expand(name)]
+    twice = [str(path) for path, count in Counter(paths).items() if count > 1]
+    if twice:
+        raise UserError(f"the shards {', '.join(twice[:3])} are named more than once.")
+    return paths
+
+
+def _braces(pattern: str) -> list[str]:
+    if _URL.match(pattern) or "::" in pattern:
+        raise UserError(
+            f"'{pattern}' is no local path; shards must be fetched before they are read."
+        )
+    pattern = str(Path(pattern).expanduser())
+    if Path(pattern).exists() or "{" not in pattern:
+        return [pattern]
+    try:
+        return list(braceexpand.braceexpand(pattern, escape=False))
+    except ValueError as error:
+        raise UserError(f"the braces of '{pattern}' do not match.") from error
+
+
+def _has_glob(name: str) -> bool:
+    return not Path(name).exists() and any(character in name for character in "*?[")
+
+
+def _expand(name: str) -> list[Path]:
+    path = Path(name)
+    if path.is_dir():
+        found = sorted(file for file in path.glob("*.tar") if file.is_file())
+        if (path / UNFINISHED).exists():
+            raise UserError(
+                f"{path} was left by an interrupted make_shards; run that again to complete it."
+            )
+    else:
+        found = [path] if path.exists() else [Path(hit) for hit in _glob(name)]
+    if not found:
+        folder, sought = (path, "*.tar") if path.is_dir() else (path.parent, path.name)
+        raise UserError(f"no shard found: looked for {sought} in {folder}.{_neighbours(folder)}")
+    return found
+
+
+def _glob(pattern: str) -> list[str]:
+    return sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207  (Path.glob wants a root)
+
+
+def _missing(missing: list[str], total: int) -> str:
+    listed = ", ".join(missing[:10]) + (f" and {len(missing) - 10} more" if missing[10:] else "")
+    return (
+        f"{len(missing)} of {total} shards do not exist: {listed}."
+        f"{_neighbours(Path(missing[0]).parent)}"
+    )
+
+
+def _neighbours(folder: Path) -> str:
+    """What lies there instead, and what to do about it."""
+    if not folder.is_dir():
+        return f" There is no folder {folder}."
+    names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+    packed = [name for name in names if name.endswith((".tar.gz", ".tgz"))]
+    if packed:
+        return (
+            f" It holds {len(packed)} compressed tars ({packed[0]}, ...): unpack them with "
+            f"gunzip -k {folder}/*{Path(packed[0]).suffix}"
+        )
+    listed = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+    make = " tools/make_shards.py makes shards from a folder of images."
+    return (f" It holds: {listed}." if names else " It is empty.") + make

@@ -1,0 +1,61 @@
+"""Multi-head self-attention as in BEiT: no bias for keys, an optional bias on the scores."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+QkvBias = Literal["qv", "qkv"]
+
+
+class Attention(nn.Module):
+    """tokens_BND -> tokens_BND.
+
+    timm's Attention has one bias for queries, keys and values; BEiT learns `q_bias` and `v_bias`
+    only. timm's BEiT attention has those, but always runs torch's fused attention, which is the
+    slower way on a CPU (see `attend`).
+
+    Args:
+        width: D, a multiple of `heads`.
+        heads: K.
+        qkv_bias: "qv" for BEiT's two biases, "qkv" for ViT's full one.
+    """
+
+    def __init__(self, width: int, *, heads: int, qkv_bias: QkvBias) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias == "qkv")
+        separate = qkv_bias == "qv"
+        self.q_bias = nn.Parameter(torch.zeros(width)) if separate else None
+        self.v_bias = nn.Parameter(torch.zeros(width)) if separate else None
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, tokens_BND: Tensor, *, bias_KNN: Tensor | None = None) -> Tensor:
+        qkv_BNE = functional.linear(tokens_BND, self.qkv.weight, self._bias())
+        qkv_BN3Kd = qkv_BNE.reshape(*qkv_BNE.shape[:2], 3, self.heads, -1)
+        q_BKNd, k_BKNd, v_BKNd = qkv_BN3Kd.permute(2, 0, 3, 1, 4)
+        mixed_BKNd = attend(q_BKNd, k_BKNd, v_BKNd, bias_KNN=bias_KNN)
+        mixed_BND: Tensor = self.proj(mixed_BKNd.transpose(1, 2).flatten(2))
+        return mixed_BND
+
+    def _bias(self) -> Tensor | None:
+        if self.q_bias is None or self.v_bias is None:
+            return self.qkv.bias
+        return torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
+
+
+def attend(q_BKNd: Tensor, k_BKNd: Tensor, v_BKNd: Tensor, *, bias_KNN: Tensor | None) -> Tensor:
+    """softmax(q k^T / sqrt(d) + bias) v, fused on CUDA and as the plain formula elsewhere.
+
+    Forward and backward in bf16 on a CPU: the formula takes 0.5 of the fused kernel's time at 14x14
+    patches and 0.16 at 6x6; in float32 1.08 and 0.88. With a learned bias the fused one is slower.
+    """
+    if q_BKNd.is_cuda:
+        mask_1KNN = None if bias_KNN is None else bias_KNN.to(q_BKNd.dtype)[None]
+        return functional.scaled_dot_product_attention(q_BKNd, k_BKNd, v_BKNd, attn_mask=mask_1KNN)
+    scores_BKNN = (q_BKNd * q_BKNd.shape[-1] ** -0.5) @ k_BKNd.transpose(-2, -1)
+    if bias_KNN is not None:
+        scores_BKNN = scores_BKNN + bias_KNN
+    mixed_BKNd: Tensor = scores_BKNN.softmax(-1).to(v_BKNd.dtype) @ v_BKNd
+    return mixed_BKNd

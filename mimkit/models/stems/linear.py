@@ -1,0 +1,30 @@
+"""The stem of ViT, DeiT and BEiT: one convolution whose kernel is the patch."""
+
+from torch import Tensor, nn
+
+from mimkit.models.stems import STEMS, Stem
+from mimkit.models.stems._reach import reach_of
+
+
+@STEMS.register
+class Linear(Stem):
+    """Conv2d(3 -> D, kernel = stride = patch size) with bias; timm's PatchEmbed has the same."""
+
+    def __init__(self, *, width: int, patch_size: int = 16) -> None:
+        super().__init__()
+        self.width = width
+        self.patch_size = patch_size
+        self.project = nn.Conv2d(3, width, patch_size, patch_size)
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        self.grid(*image_BCHW.shape[2:])
+        tokens_BDHW: Tensor = self.project(image_BCHW)
+        return tokens_BDHW.flatten(2).transpose(1, 2)
+
+    @property
+    def reach(self) -> int:
+        return reach_of([self.project])
+
+    @property
+    def settings(self) -> dict[str, int | str]:
+        return {"width": self.width, "patch_size": self.patch_size}

@@ -1,0 +1,177 @@
+"""One pretraining run, from a configuration to a summary."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mimkit import build
+from mimkit.batch import Batch, Grid
+from mimkit.config import Config
+from mimkit.files import atomic_file
+from mimkit.masks import Mask
+from mimkit.models.blocks import draw_keep, drop_path_rates
+from mimkit.models.mim import MaskedImageModel
+from mimkit.models.roles import decays
+from mimkit.probing import probe
+from mimkit.random import Purpose, torch_generator
+from mimkit.runs import RunFolder
+from mimkit.session import Session
+from mimkit.tokenizers import VisualTokenizer
+from mimkit.train.heldout import evaluate
+from mimkit.train.loop import Hook, Moment
+from mimkit.train.optimizer import make_optimizer
+from mimkit.train.pictures import prediction_picture
+from mimkit.train.step import StepResult, mim_step, predict
+
+
+@dataclass
+class Parts:
+    """What the configuration stands for, apart from data and engine: made in seconds."""
+
+    model: MaskedImageModel
+    tokenizer: VisualTokenizer
+    mask: Mask
+    grid: Grid
+
+
+def make_parts(config: Config) -> Parts:
+    """Every part, checked against the others; UserError names the setting to change."""
+    tokenizer = build.build_tokenizer(config)
+    model = build.build_model(config, prediction_dim=tokenizer.prediction_dim)
+    grid = build.check_grids(config, model, tokenizer)
+    return Parts(model, tokenizer, build.build_mask(config, grid), grid)
+
+
+def run(config: Config, *, started_at: float) -> RunFolder:
+    """Trains, evaluates and probes; returns the run folder (`finished` if it was already).
+
+    Args:
+        started_at: when the command was given (seconds since the epoch), for the summary.
+    """
+    parts = make_parts(config)
+    session = Session(config, bf16=build.use_bf16(config.engine), started_at=started_at)
+    if not session.folder.finished:
+        _Pretraining(config, parts, session).run()
+    return session.folder
+
+
+class _Pretraining:
+    """What this training adds to a session: the step, held-out loss, pictures, probe."""
+
+    def __init__(self, config: Config, parts: Parts, session: Session) -> None:
+        self.config, self.parts, self.session = config, parts, session
+        self.pixels: dict[str, Any] = {"mean": config.data.mean, "std": config.data.std}
+        self.rates_L = drop_path_rates(len(parts.model.encoder.blocks), config.encoder.drop_path)
+
+    def run(self) -> None:
+        config, model, session = self.config, self.parts.model, self.session
+        optimizer = make_optimizer(model, decays=decays, weight_decay=config.train.weight_decay,
+                                   betas=config.train.betas, eps=config.train.eps)  # fmt: skip
+        parameters = sum(p.numel() for p in model.parameters())
+        self.parts.tokenizer.to(session.runtime.device)
+        session.prepare(model, optimizer)
+        session.announce(
+            what=f"{config.stem.name} stem, ViT-{config.encoder.size}, "
+            f"{len(model.encoder.blocks)} blocks, {parameters / 1e6:.2f} M parameters, "
+            f"{self.parts.mask.num_masked} of {self.parts.grid[0] * self.parts.grid[1]} patches "
+            f"masked",
+            facts={"tokenizer": self.parts.tokenizer.fingerprint},
+        )
+        batches = session.batches(build.build_views(config.data), self.parts.mask)
+        weights = session.train(self._step, batches, hooks=self._hooks())
+        session.close()
+        if session.is_first:
+            self._finish(weights)
+
+    def _step(self, batch: Batch, moment: Moment) -> StepResult:
+        runtime = self.session.runtime
+        return mim_step(runtime.model, self.parts.tokenizer, batch,
+                        keep_LB2=self._drop_path(moment), **self.pixels)  # fmt: skip
+
+    def _drop_path(self, moment: Moment) -> Tensor | None:
+        """Drawn for the global batch, so that ranks and accumulation do not change it."""
+        if not self.config.encoder.drop_path:
+            return None
+        noise = torch_generator(Purpose.DROP_PATH, seed=self.config.seed, sample=moment.updates)
+        keep_LB2 = draw_keep(self.rates_L, batch=self.session.plan.batch_size, generator=noise)
+        return keep_LB2[:, moment.rows].to(self.session.runtime.device)
+
+    def _hooks(self) -> list[Hook]:
+        output = self.config.output
+        hooks = []
+        if self.parts.tokenizer.can_decode:
+            hooks.append(Hook(output.picture_every, self._draw))
+        if self.session.data.heldout is not None:
+            hooks.append(Hook(output.evaluate_every, self._evaluate))
+        return hooks
+
+    def _evaluate(self, updates: int) -> None:
+        limit = self.config.data.heldout_limit
+        values = evaluate(
+            self.session.runtime.model,
+            self.parts.tokenizer,
+            self.session.heldout_batches(self.parts.mask, limit=limit),
+            device=self.session.runtime.device,
+            sum_over_ranks=self.session.runtime.sum,
+            **self.pixels,
+        )
+        self.session.record(updates, values)
+
+    @torch.no_grad()
+    def _draw(self, updates: int) -> None:
+        """Every rank goes forward (ZeRO-3 gathers weights for it); rank 0 keeps the picture."""
+        runtime, tokenizer = self.session.runtime, self.parts.tokenizer
+        batch = next(self.session.heldout_batches(self.parts.mask, limit=8, alone=True))
+        batch = batch.to(runtime.device)
+        runtime.model.eval()
+        predicted_MV, _ = predict(runtime.model, tokenizer, batch, **self.pixels)
+        runtime.model.train()
+        if self.session.is_first:
+            picture = prediction_picture(predicted_MV, tokenizer, batch, grid=self.parts.grid)
+            path = self.session.folder.path / "pictures" / f"step-{updates:08d}.png"
+            with atomic_file(path) as temporary:
+                picture.save(temporary, "PNG")
+
+    def _finish(self, weights: dict[str, Tensor]) -> None:
+        """kNN beside its baselines, then the summary; rank 0 alone, engine closed."""
+        session = self.session
+        session.summary |= probe(
+            self.config, weights, session.data.train, session.data.heldout,
+            device=session.runtime.device, workers=session.workers,
+        )  # fmt: skip
+        session.finish()
+        print(_report(session.summary, session.folder), flush=True)
+
+
+def _report(s: dict[str, Any], folder: RunFolder) -> str:
+    """What was learnt, for somebody who has never seen such a run."""
+    speed = f" at {s['images_per_second']:.0f} images/s" if s["images_per_second"] else ""
+    first = f", the first after {s['seconds_to_first_step']:.0f} s" if speed else ""
+    lines = ["", f"Done: {s['steps']} steps{speed}{first}."]
+    if "unigram_entropy" in s:
+        gained = s["unigram_entropy"] - s["heldout_loss"]
+        lines += [
+            f"Held-out loss of masked tokens: {s['heldout_loss']:.3f} nats. Guessing by frequency "
+            f"costs {s['unigram_entropy']:.3f}, guessing blindly {s['ln_vocab']:.3f} (ln V):",
+            f"  the model gained {gained:.3f} nats over frequency." if gained > 0 else
+            "  the model has not yet learnt more than frequencies; train longer.",
+            f"  {s['heldout_accuracy']:.1%} of the masked tokens are right; always naming the most "
+            f"common one would be {s['most_common_token']:.1%}.",
+        ]  # fmt: skip
+    elif "heldout_loss" in s:
+        lines.append(f"Held-out loss: {s['heldout_loss']:.4f}.")
+    if "knn_top1" in s:
+        lines.append(
+            f"kNN on frozen features: {s['knn_top1']:.1%}; untrained encoder "
+            f"{s['knn_top1_untrained']:.1%}, raw pixels {s['knn_top1_pixels']:.1%}, chance "
+            f"{s['knn_chance']:.1%}."
+        )
+    else:
+        lines.append(f"No kNN: {s['knn_skipped']}.")
+    lines += [
+        f"Everything is in {folder.path}: summary.json, metrics.jsonl, pictures/, checkpoints/.",
+        f"Next: python tools/export.py {folder.path} --format timm encoder.safetensors",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,162 @@
+"""Run folders: which one a command belongs to, and what is written there at the start."""
+
+import fcntl
+import json
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from mimkit import __version__
+from mimkit.config import differences, science_hash, science_of, to_yaml
+from mimkit.errors import UserError
+from mimkit.files import disk_errors, write_text
+from mimkit.train import checkpoint
+
+_PACKAGES = ("torch", "torchvision", "timm", "deepspeed", "numpy", "pillow", "simplejpeg",
+             "safetensors", "webdataset", "DALL-E", "pydantic")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A folder that holds everything a run needs to be repeated or continued."""
+
+    path: Path
+    continues: Path | None  # the checkpoint to start from
+    finished: bool
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+
+def choose_run_folder(config: Any) -> RunFolder:
+    """The folder named in `output.dir`, the newest unfinished run of this science, or a new one.
+
+    Raises:
+        UserError: `output.dir` holds another run (names what differs) or is no run folder.
+    """
+    if config.output.dir is not None:
+        path = Path(config.output.dir)
+        if path.exists() and any(file.name != ".lock" for file in path.iterdir()):
+            _refuse_another_run(path, config)
+        return _open(path)
+    runs = Path(config.output.runs_dir)
+    mine = [path for path in _numbered(runs, config.name) if _hash_of(path) == science_hash(config)]
+    if mine and not (run := _open(mine[-1])).finished:
+        return run
+    taken = [int(path.name.rpartition("-")[2]) for path in _numbered(runs, config.name)]
+    return _open(runs / f"{config.name}-{max(taken, default=0) + 1:03d}")
+
+
+def _numbered(runs: Path, name: str) -> list[Path]:
+    return sorted(p for p in runs.glob(f"{name}-*") if p.name.removeprefix(f"{name}-").isdigit())
+
+
+def _open(path: Path) -> RunFolder:
+    run = RunFolder(path, None, (path / "summary.json").exists())
+    return RunFolder(path, checkpoint.latest(run.checkpoints), run.finished)
+
+
+def _hash_of(path: Path) -> str | None:
+    try:
+        return str(json.loads((path / "run.json").read_text(encoding="utf-8"))["science"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _refuse_another_run(path: Path, config: BaseModel) -> None:
+    found = _hash_of(path)
+    if found is None:
+        raise UserError(
+            f"output.dir={path} is not empty and is no run of mimkit (it has no run.json); "
+            "choose another folder"
+        )
+    if found != science_hash(config):
+        old = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+        new = config.model_dump(mode="json")
+        kept = science_of(config)
+        changed = differences({k: old.get(k) for k in kept}, {k: new[k] for k in kept})
+        raise UserError(
+            f"output.dir={path} holds another run; what differs: {'; '.join(changed)}. "
+            "Choose another output.dir, or give the settings of that run to continue it"
+        )
+
+
+def lock(run: RunFolder) -> Any:
+    """Holds the folder until the returned file is closed or the process ends.
+
+    Raises:
+        UserError: another process trains in it.
+    """
+    with disk_errors(run.path):
+        run.path.mkdir(parents=True, exist_ok=True)
+        file = (run.path / ".lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise UserError(
+            f"another process is training in {run.path}; wait for it, or choose another "
+            "output.dir, name or seed"
+        ) from error
+    return file
+
+
+def write_start(run: RunFolder, config: BaseModel, *, facts: dict[str, Any]) -> list[str]:
+    """Writes config.yaml and run.json of a new run; for an old one says what the machine changed.
+
+    Returns:
+        What differs in versions or data since the run began: `torch: 2.13 -> 2.14`.
+    """
+    now = {"versions": versions(), "facts": facts}
+    if (run.path / "run.json").exists():
+        before = json.loads((run.path / "run.json").read_text(encoding="utf-8"))
+        return differences({k: before[k] for k in now}, now)
+    write_text(run.path / "config.yaml", to_yaml(config))
+    start = {"mimkit": __version__, "science": science_hash(config), "command": sys.argv,
+             "git": _git_state(), "python": platform.python_version(),
+             "machine": platform.platform(), **now}  # fmt: skip
+    write_text(run.path / "run.json", json.dumps(start, indent=2))
+    _point_latest(run.path)
+    return []
+
+
+def _point_latest(path: Path) -> None:
+    """`runs/latest` -> the newest run, replaced in one step."""
+    link, temporary = path.parent / "latest", path.parent / ".latest.tmp"
+    if link.exists() and not link.is_symlink():
+        return
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(path.name)
+    temporary.replace(link)
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Commit of the checkout mimkit runs from, and whether it was changed; None in a wheel."""
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():
+        return None
+
+    def git(*words: str) -> str:
+        run = subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, check=False
+        )
+        return run.stdout.strip()
+
+    return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))}

@@ -1,0 +1,275 @@
+"""What every training has in common: ranks, run folder, sample stream, checkpoints, the loop."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+import torch
+from torch import Tensor, nn
+
+from mimkit import build, runs
+from mimkit.batch import Batch
+from mimkit.config import Config, TokenizerConfig
+from mimkit.data.loader import BatchLoader, eval_loader, train_loader
+from mimkit.data.sources import Source
+from mimkit.data.views import TwoViews
+from mimkit.files import write_text
+from mimkit.masks import Mask
+from mimkit.runs import RunFolder
+from mimkit.train import checkpoint
+from mimkit.train.loop import Hook, Moment, Plan, divide_batch, train
+from mimkit.train.metrics import Recorder
+from mimkit.train.runtimes import RUNTIMES, Runtime, UpdateRule
+from mimkit.train.step import StepResult
+
+
+@dataclass(frozen=True)
+class Data:
+    train: Source
+    heldout: Source | None
+
+
+class Session:
+    """One training on one rank, from the start of the engine to the last checkpoint.
+
+    Args:
+        config: of a pretraining or a tokenizer's training.
+        bf16: whether forward runs under bf16 autocast.
+        started_at: when the command was given, seconds since the epoch.
+
+    Raises:
+        UserError: the batch does not divide, the DeepSpeed JSON contradicts, the data cannot be
+            read, the folder is another run's or in use.
+    """
+
+    def __init__(self, config: Config | TokenizerConfig, *, bf16: bool, started_at: float) -> None:
+        self.config, self.started_at = config, started_at
+        self.runtime: Runtime = RUNTIMES[config.engine.runtime]()
+        torch.set_num_threads(config.engine.threads or max(1, _cores() // self.runtime.local_world))
+        self.rule = self._update_rule(bf16)
+        self.runtime.check(self.rule)
+        self.data = self._open_data()
+        self.folder: RunFolder = self.runtime.from_rank_0(
+            runs.choose_run_folder(config) if self.runtime.rank == 0 else None
+        )
+        self._lock: IO[str] | None = None
+        if self.is_first and not self.folder.finished:
+            self._lock = runs.lock(self.folder)
+        self.runtime.from_rank_0(None)  # nobody goes on where the folder is in use
+        self.plan = Plan(
+            steps=build.num_steps(config.train, len(self.data.train)),
+            batch_size=config.train.batch_size,
+            micro_batch=self.rule.micro_batch,
+            accumulation=self.rule.accumulation,
+            log_every=config.output.log_every,
+        )
+        self.start = 0
+        self.substituted = 0  # bad samples of this rank, since this start
+        self.recorder: Recorder | None = None
+        self.summary: dict[str, Any] = {}
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which writes and speaks."""
+        return self.runtime.rank == 0
+
+    def _update_rule(self, bf16: bool) -> UpdateRule:
+        engine = self.config.engine
+        micro = divide_batch(
+            self.config.train.batch_size,
+            world=self.runtime.world,
+            accumulation=engine.accumulation,
+        )
+        return UpdateRule(
+            micro_batch=micro,
+            accumulation=engine.accumulation,
+            clip_grad=self.config.train.clip_grad,
+            bf16=bf16,
+            zero_stage=engine.zero_stage,
+            deepspeed_config=build.deepspeed_file(engine),
+        )
+
+    def _open_data(self) -> Data:
+        """Rank 0 first: it writes indexes and the embedded shards where there are none yet."""
+        data = self.config.data
+
+        def sources() -> Data:
+            heldout = data.heldout
+            return Data(
+                build.build_source(data, data.train, split="train"),
+                None if heldout is None else build.build_source(data, heldout, split="heldout"),
+            )
+
+        if self.is_first:
+            opened = sources()
+            self.runtime.from_rank_0(None)
+            return opened
+        self.runtime.from_rank_0(None)
+        return sources()
+
+    @property
+    def workers(self) -> int:
+        """Loader processes of this rank."""
+        if self.config.engine.workers is not None:
+            return self.config.engine.workers
+        if self.runtime.device.type == "cpu":
+            return 1  # the cores train; one process keeps the next batch ready
+        return min(16, max(1, _cores() // self.runtime.local_world))
+
+    def prepare(self, model: nn.Module, optimizer: torch.optim.AdamW) -> None:
+        """Hands both to the engine; where the run was interrupted, as they were then."""
+        before = checkpoint.load(self.folder.continues) if self.folder.continues else None
+        if before is not None:
+            model.load_state_dict(dict(before.weights))
+            self.start = before.updates
+        self.runtime.prepare(model, optimizer, self.rule)
+        if before is not None:
+            self.runtime.restore(before.moments, updates=before.updates)
+        self.runtime.model.train()
+        self.optimizer = optimizer
+
+    def announce(self, *, what: str, facts: Mapping[str, Any]) -> None:
+        """Rank 0 writes the start of the run folder and says what is about to happen."""
+        if not self.is_first:
+            return
+        heldout = self.data.heldout
+        facts = {"train_digest": self.data.train.digest,
+                 "heldout_digest": heldout.digest if heldout else None, **facts}  # fmt: skip
+        changed = runs.write_start(self.folder, self.config, facts=facts)
+        engine = json.dumps(self.runtime.effective_settings(), indent=2, default=str)
+        write_text(self.folder.path / "engine.json", engine)
+        epochs = self.plan.steps * self.plan.batch_size / len(self.data.train)
+        lines = [
+            f"mimkit: {what}",
+            f"{len(self.data.train)} images; {self.runtime.world} x {self.runtime.device.type}, "
+            f"{'bf16' if self.rule.bf16 else 'fp32'}, {self.config.engine.runtime}, global batch "
+            f"{self.plan.batch_size}, {self.plan.steps} steps ({epochs:.1f} epochs)",
+            f"run folder: {self.folder.path}",
+        ]
+        if self.start:
+            sample = self.start * self.plan.batch_size
+            lines.append(f"continuing from {self.folder.continues}: update {self.start} of "
+                         f"{self.plan.steps}, sample {sample}")  # fmt: skip
+        if changed:
+            lines.append(f"warning: since this run began, what differs is: {'; '.join(changed)}")
+        print("\n".join(lines), flush=True)
+        self.recorder = Recorder(self.folder.path, start=self.start, steps=self.plan.steps,
+                                 tensorboard=self.config.output.tensorboard)  # fmt: skip
+
+    def batches(self, views: TwoViews, mask: Mask | None) -> Iterator[Batch]:
+        """The endless stream of this rank's micro-batches, from where the run stands."""
+        loader = train_loader(
+            source=self.data.train,
+            views=views,
+            mask=mask,
+            seed=self.config.seed,
+            batch_size=self.rule.micro_batch,
+            rank=self.runtime.rank,
+            world=self.runtime.world,
+            position=self.start * self.plan.batch_size,
+            window=self.config.data.window,
+            workers=self.workers,
+            on_bad_sample=self.config.data.on_bad_sample,
+            pin_memory=self.runtime.device.type == "cuda",
+        )
+        return self._watched(loader)
+
+    def _watched(self, loader: BatchLoader) -> Iterator[Batch]:
+        """Notes when the first update is done (the second one asks for its batch), and says when
+        a sample was substituted."""
+        told = 0
+        for number, batch in enumerate(loader):
+            if number == self.plan.accumulation:
+                elapsed = time.time() - self.started_at
+                self.summary["seconds_to_first_step"] = round(elapsed, 2)
+            if loader.num_substituted > told:
+                told = loader.num_substituted
+                print(f"warning: rank {self.runtime.rank} has substituted {told} bad samples",
+                      file=sys.stderr)  # fmt: skip
+            self.substituted = told
+            yield batch
+
+    def heldout_batches(self, mask: Mask | None, *, limit: int, alone: bool = False
+                        ) -> Iterator[Batch]:  # fmt: skip
+        """Centre views of held-out images (of training images where there are none).
+
+        Args:
+            alone: every rank gets the same batches instead of its share.
+        """
+        loader = eval_loader(
+            source=self.data.heldout or self.data.train,
+            view=build.build_probe_view(self.config.data),
+            mask=mask,
+            seed=self.config.seed,
+            batch_size=min(self.rule.micro_batch, limit),
+            rank=0 if alone else self.runtime.rank,
+            world=1 if alone else self.runtime.world,
+            workers=0 if alone else self.workers,
+            limit=limit,
+        )
+        return iter(loader)
+
+    def train(
+        self,
+        step: Callable[[Batch, Moment], StepResult],
+        batches: Iterator[Batch],
+        *,
+        hooks: Sequence[Hook],
+        after_update: Callable[[int], None] | None = None,
+    ) -> dict[str, Tensor]:
+        """Every update that is left, with checkpoints; returns the whole weights."""
+        output = self.config.output
+        rate = train(
+            runtime=self.runtime,
+            optimizer=self.optimizer,
+            step=step,
+            batches=batches,
+            plan=self.plan,
+            learning_rate=build.build_schedule(self.config.train, self.plan.steps),
+            start=self.start,
+            hooks=[*hooks, Hook(output.checkpoint_every, self._save)],
+            recorder=self.recorder,
+            after_update=after_update,
+        )
+        if self.start == self.plan.steps:  # stopped between the last checkpoint and the summary
+            for hook in hooks:
+                hook.action(self.start)
+        substituted = self.runtime.sum(torch.tensor(self.substituted, device=self.runtime.device))
+        self.summary["substituted_samples"] = int(substituted)
+        self.summary |= {"steps": self.plan.steps, "images_per_second": round(rate, 2) or None}
+        if self.recorder is not None:
+            self.recorder.close()
+        return self.runtime.weights()
+
+    def record(self, updates: int, values: Mapping[str, float]) -> None:
+        """Held-out numbers: into the metrics and, the last ones, into the summary."""
+        self.summary |= values
+        if self.recorder is not None:
+            self.recorder.write(updates, values, kind="heldout")
+
+    def _save(self, updates: int) -> None:
+        state = checkpoint.Checkpoint(
+            updates, updates * self.plan.batch_size, self.runtime.weights(), self.runtime.moments()
+        )
+        if self.is_first:
+            checkpoint.save(
+                self.folder.checkpoints, state, keep=self.config.output.keep_checkpoints
+            )
+
+    def close(self) -> None:
+        """Ends the engine; afterwards ranks work on their own."""
+        self.runtime.close()
+
+    def finish(self) -> None:
+        """Rank 0: the summary, which makes the run a finished one."""
+        write_text(self.folder.path / "summary.json", json.dumps(self.summary, indent=2))
+        assert self._lock is not None
+        self._lock.close()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,221 @@
+"""Training of a dVAE, from a configuration to a file that pretraining can use."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mimkit import build
+from mimkit.batch import Batch, to_unit
+from mimkit.config import TokenizerConfig
+from mimkit.errors import UserError
+from mimkit.files import atomic_file, write_text
+from mimkit.random import Purpose, torch_generator
+from mimkit.runs import RunFolder
+from mimkit.session import Session
+from mimkit.tokenizers._dvae_file import save_dvae
+from mimkit.tokenizers._dvae_health import (
+    collapse_warning,
+    reconstruction_picture,
+    token_counts,
+    token_health,
+)
+from mimkit.tokenizers._dvae_model import DOWNSAMPLING, Dvae, make_dvae, reconstruct
+from mimkit.tokenizers._dvae_training import DvaeTrainee, update_average
+from mimkit.train.loop import Hook, Moment
+from mimkit.train.metrics import Meter
+from mimkit.train.optimizer import make_optimizer
+from mimkit.train.schedule import cosine
+from mimkit.train.step import StepResult
+
+
+class _Trainee(DvaeTrainee):  # type: ignore[misc]  # mypy can not follow mimkit.tokenizers
+    """The dVAE and the running average of its weights, which travels in the same checkpoints."""
+
+    def __init__(self, dvae: Dvae) -> None:
+        super().__init__(dvae)
+        self.average = copy.deepcopy(dvae).requires_grad_(False)
+
+
+def run(config: TokenizerConfig, *, started_at: float) -> RunFolder:
+    """Trains, measures and writes `tokenizer.safetensors` with its card into the run folder."""
+    _check(config)
+    noise = torch_generator(Purpose.INIT, seed=config.seed)
+    dvae = make_dvae(**config.model.model_dump(), generator=noise)
+    session = Session(config, bf16=False, started_at=started_at)
+    if not session.folder.finished:
+        _TokenizerTraining(config, _Trainee(dvae), session).run()
+    return session.folder
+
+
+def _check(config: TokenizerConfig) -> None:
+    if config.engine.precision == "bf16":
+        raise UserError("a dVAE trains in fp32 (dall_e's convolutions); set engine.precision=fp32")
+    if config.engine.zero_stage == 3:
+        raise UserError(
+            "the average of the weights needs them whole on every rank, which ZeRO stage 3 does "
+            "not keep; set engine.zero_stage to 0, 1 or 2"
+        )
+    if config.engine.activation_checkpointing:
+        raise UserError("engine.activation_checkpointing does nothing for a dVAE; set it to false")
+    if config.data.token_size % DOWNSAMPLING:
+        raise UserError(
+            f"data.token_size={config.data.token_size} is no multiple of {DOWNSAMPLING}, the "
+            "pixels of one token"
+        )
+
+
+class _TokenizerTraining:
+    """What this training adds to a session: the objective, health, pictures, the file."""
+
+    def __init__(self, config: TokenizerConfig, trainee: _Trainee, session: Session) -> None:
+        self.config, self.trainee, self.session = config, trainee, session
+
+    def run(self) -> None:
+        config, session = self.config, self.session
+        optimizer = make_optimizer(
+            self.trainee, decays=lambda name, _: name.endswith(".w"), eps=config.train.eps,
+            weight_decay=config.train.weight_decay, betas=config.train.betas,
+        )  # fmt: skip
+        parameters = sum(p.numel() for p in self.trainee.dvae.parameters())
+        session.prepare(self.trainee, optimizer)
+        session.announce(
+            what=f"dVAE of width {config.model.width}, {config.model.vocabulary} words, "
+            f"{parameters / 1e6:.2f} M parameters, views of {config.data.token_size} pixels",
+            facts={},
+        )
+        views = build.build_views(config.data.model_copy(update={
+            "image_size": config.data.token_size}))  # fmt: skip
+        session.train(
+            self._step,
+            session.batches(views, None),
+            hooks=[
+                Hook(config.output.evaluate_every, self._evaluate),
+                Hook(config.output.picture_every, self._draw),
+            ],
+            after_update=self._average,
+        )
+        session.close()
+        if session.is_first:
+            self._finish()
+
+    def _step(self, batch: Batch, moment: Moment) -> StepResult:
+        """The negative ELBO; noise is keyed by the update and the place in the global batch."""
+        runtime, objective = self.session.runtime, self.config.objective
+        fraction = moment.updates / self.session.plan.steps
+        noise = torch_generator(Purpose.GUMBEL, seed=self.config.seed, epoch=moment.rows.start,
+                                sample=moment.updates, device=runtime.device)  # fmt: skip
+        loss, parts = runtime.model(
+            to_unit(batch.token_view_BChw),
+            generator=noise,
+            temperature=cosine(fraction / objective.temperature_share, *objective.temperature),
+            kl_weight=cosine(fraction / objective.kl_share, 0.0, objective.kl_weight),
+        )
+        images = len(batch.token_view_BChw)
+        parts = {"loss": loss.detach(), **parts}
+        return StepResult(loss, {name: (v * images, images) for name, v in parts.items()})
+
+    def _average(self, updates: int) -> None:
+        update_average(
+            self.trainee.average, self.trainee.dvae,
+            decay=self.config.objective.ema, step=updates,
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def _evaluate(self, updates: int) -> None:
+        """Reconstruction through argmax tokens of the averaged weights, and how they are used."""
+        runtime, meter = self.session.runtime, Meter()
+        counts_V = torch.zeros(self.config.model.vocabulary, device=runtime.device)
+        for padded in self.session.heldout_batches(None, limit=self.config.data.heldout_limit):
+            batch = padded.to(runtime.device)
+            view_BChw = to_unit(batch.token_view_BChw)[batch.index_B >= 0]
+            if len(view_BChw):
+                again_BChw, target_BN = self._again(view_BChw)
+                counts_V += token_counts(target_BN, vocabulary=len(counts_V))
+                error = again_BChw - view_BChw
+            else:  # every rank adds the same names
+                error = torch.zeros(0, device=runtime.device)
+            meter.add({"mae": (error.abs().sum(), error.numel()),
+                       "mse": (error.square().sum(), error.numel())})  # fmt: skip
+        means = meter.means(runtime.sum)
+        health = token_health(runtime.sum(counts_V).long().cpu())
+        self.session.record(
+            updates,
+            {
+                "heldout_mae": means["mae"],
+                "heldout_psnr": -10 * torch.tensor(means["mse"]).log10().item(),
+                "codes_used": health.codes_used,
+                "perplexity": health.perplexity,
+                "unigram_entropy": health.entropy,
+                "top_share": health.top_share,
+            },
+        )
+        warning = collapse_warning(health)
+        if warning is not None and self.session.is_first:
+            self.session.summary["warning"] = warning
+            print(f"\nwarning at update {updates}: {warning}", flush=True)
+        else:
+            self.session.summary.pop("warning", None)
+
+    def _again(self, view_BChw: Tensor) -> tuple[Tensor, Tensor]:
+        """The views redrawn from their tokens, and the tokens."""
+        average = self.trainee.average
+        target_Byx = average.logits(view_BChw).argmax(dim=1)
+        word_BVyx = torch.nn.functional.one_hot(target_Byx, self.config.model.vocabulary)
+        mean_B3hw, _ = average.pixel_parameters(word_BVyx.permute(0, 3, 1, 2).float())
+        return reconstruct(mean_B3hw), target_Byx.flatten(1)
+
+    @torch.no_grad()
+    def _draw(self, updates: int) -> None:
+        if not self.session.is_first:
+            return
+        batch = next(self.session.heldout_batches(None, limit=12, alone=True))
+        view_BChw = to_unit(batch.token_view_BChw.to(self.session.runtime.device))
+        picture = reconstruction_picture(view_BChw, self._again(view_BChw)[0])
+        path = self.session.folder.path / "pictures" / f"step-{updates:08d}.png"
+        with atomic_file(path) as temporary:
+            picture.save(temporary, "PNG")
+
+    def _finish(self) -> None:
+        session, path = self.session, self.session.folder.path
+        how = {"config": self.config.model_dump(mode="json"), "measured": session.summary}
+        save_dvae(path / "tokenizer.safetensors", self.trainee.average, settings=how, half=True)
+        write_text(path / "tokenizer.md", _card(self.config, session.summary))
+        session.finish()
+        s = session.summary
+        print(
+            f"\nDone: {s['steps']} steps.\n"
+            f"Held-out pixels: mean absolute error {s['heldout_mae']:.4f} of the range 0..1, "
+            f"PSNR {s['heldout_psnr']:.1f} dB.\n"
+            f"Tokens: {s['codes_used']} of {self.config.model.vocabulary} words occur, perplexity "
+            f"{s['perplexity']:.0f}, the most frequent one is {s['top_share']:.1%} of all.\n"
+            f"Everything is in {path}: tokenizer.safetensors, tokenizer.md, pictures/.\n"
+            f"Next: deepspeed tools/pretrain.py tokenizer.path={path}/tokenizer.safetensors",
+            flush=True,
+        )
+
+
+def _card(config: TokenizerConfig, summary: dict[str, Any]) -> str:
+    """What a person who finds the weights wants to know."""
+    m = config.model
+    return f"""# A dVAE tokenizer
+
+DALL-E's architecture (`dall_e`) at width {m.width}, {m.blocks} block(s) a group, \
+{m.vocabulary} words of 8 x 8 pixels;
+encoder and decoder in fp16, trained by `tools/train_tokenizer.py` for {summary["steps"]} steps of
+{config.train.batch_size} views of {config.data.token_size} pixels from `{config.data.train}`, \
+seed {config.seed}.
+
+| measured on held-out images, averaged weights | |
+|---|---|
+| mean absolute pixel error (range 0..1) | {summary["heldout_mae"]:.4f} |
+| PSNR | {summary["heldout_psnr"]:.2f} dB |
+| words that occur | {summary["codes_used"]} of {m.vocabulary} |
+| perplexity | {summary["perplexity"]:.1f} |
+| unigram entropy | {summary["unigram_entropy"]:.4f} nats |
+| share of the most frequent word | {summary["top_share"]:.4f} |
+
+Use: `tokenizer.name=dvae tokenizer.path=tokenizer.safetensors`, views of a size that is a \
+multiple of 8.
+"""

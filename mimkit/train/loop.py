@@ -1,0 +1,163 @@
+"""The loop around a step. It knows no model: batches in, updates out, hooks in between."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from mimkit.batch import Batch
+from mimkit.errors import UserError
+from mimkit.train.metrics import Meter, Recorder
+from mimkit.train.optimizer import set_learning_rate
+from mimkit.train.runtimes import Runtime
+from mimkit.train.step import StepResult
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long a run is and how its global batch is cut."""
+
+    steps: int
+    batch_size: int  # global
+    micro_batch: int
+    accumulation: int
+    log_every: int
+
+
+class Moment(NamedTuple):
+    """Where in the run a micro-batch stands: everything its randomness may depend on."""
+
+    updates: int
+    rows: slice  # which rows of the global batch it is
+
+
+class Hook(NamedTuple):
+    """Something done after every `every`-th update and after the last one."""
+
+    every: int
+    action: Callable[[int], None]  # takes the updates done
+
+
+def divide_batch(batch_size: int, *, world: int, accumulation: int) -> int:
+    """The micro-batch a rank; UserError where the global batch does not divide."""
+    share, left = divmod(batch_size, world * accumulation)
+    if left or not share:
+        unit = world * accumulation
+        below, above = batch_size // unit * unit, (batch_size // unit + 1) * unit
+        near = f"{below} or {above}" if below else str(above)
+        raise UserError(
+            f"a global batch of {batch_size} does not divide into {world} ranks x {accumulation} "
+            f"accumulated micro-batches; set train.batch_size={near}, or change "
+            "engine.accumulation or the number of ranks"
+        )
+    return share
+
+
+def train(
+    *,
+    runtime: Runtime,
+    optimizer: torch.optim.Optimizer,
+    step: Callable[[Batch, Moment], StepResult],
+    batches: Iterator[Batch],
+    plan: Plan,
+    learning_rate: Callable[[int], float],
+    start: int,
+    hooks: Sequence[Hook],
+    recorder: Recorder | None,
+    after_update: Callable[[int], None] | None = None,
+) -> float:
+    """Updates number `start` + 1 to `plan.steps`; returns the mean images per second, all ranks.
+
+    `after_update` is part of the update (a weight average); hooks are not, and their time does not
+    count. Means of the step's sums go to `recorder` (rank 0's) every
+    `plan.log_every` updates.
+
+    Raises:
+        UserError: the loss is no longer finite.
+    """
+    meter, clock = Meter(), _Clock()
+    for updates in range(start, plan.steps):
+        lr = learning_rate(updates)
+        set_learning_rate(optimizer, lr)
+        for micro in range(plan.accumulation):
+            result = step(next(batches).to(runtime.device), _moment(runtime, plan, updates, micro))
+            runtime.backward(result.loss)
+            meter.add(result.sums)
+        done = updates + 1
+        if after_update is not None:
+            after_update(updates)
+        clock.count(plan.batch_size)
+        if recorder is not None:
+            recorder.advance(1)
+        if done % plan.log_every == 0 or done in (start + 1, plan.steps):
+            values = meter.means(runtime.sum)
+            _refuse_non_finite(values, done)
+            values |= {"lr": lr, "images_per_second": clock.recent_rate()}
+            if runtime.grad_norm is not None:
+                values["grad_norm"] = float(runtime.grad_norm)
+            if recorder is not None:
+                recorder.write(done, values, kind="train")
+        _run_hooks(hooks, done, last=done == plan.steps, clock=clock)
+    return clock.mean_rate()
+
+
+def _moment(runtime: Runtime, plan: Plan, updates: int, micro: int) -> Moment:
+    first = (micro * runtime.world + runtime.rank) * plan.micro_batch
+    return Moment(updates, slice(first, first + plan.micro_batch))
+
+
+def _run_hooks(hooks: Sequence[Hook], done: int, *, last: bool, clock: "_Clock") -> None:
+    due = [hook for hook in hooks if last or done % hook.every == 0]
+    if due:
+        clock.pause()
+        for hook in due:
+            hook.action(done)
+        clock.go_on()
+
+
+def _refuse_non_finite(values: dict[str, float], done: int) -> None:
+    bad = [name for name, value in values.items() if not math.isfinite(value)]
+    if bad:
+        raise UserError(
+            f"{', '.join(bad)} is not finite at update {done}; the checkpoints before it are good. "
+            "Lower train.lr, set train.clip_grad, or use engine.precision=fp32"
+        )
+
+
+class _Clock:
+    """Images per second over updates only; the first update (start-up costs) counts apart."""
+
+    def __init__(self) -> None:
+        self._images = self._recent_images = 0
+        self._seconds = 0.0
+        self._since = time.perf_counter()
+        self._warm = False
+
+    def count(self, images: int) -> None:
+        if not self._warm:  # compilation, caches, first touch of memory
+            self._warm, self._since = True, time.perf_counter()
+            return
+        self._recent_images += images
+
+    def recent_rate(self) -> float:
+        """Images per second since the last call or pause; 0 before there is anything to tell."""
+        images, seconds = self._recent_images, time.perf_counter() - self._since
+        self.pause()
+        self.go_on()
+        return images / seconds if images else 0.0
+
+    def pause(self) -> None:
+        self._images += self._recent_images
+        if self._recent_images:
+            self._seconds += time.perf_counter() - self._since
+        self._recent_images = 0
+
+    def go_on(self) -> None:
+        self._since = time.perf_counter()
+
+    def mean_rate(self) -> float:
+        self.pause()
+        return self._images / self._seconds if self._seconds else 0.0

@@ -1,0 +1,54 @@
+"""Real photographs for the tokenizer's tests: crops out of scikit-image's wheel."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mimkit.random import Purpose, torch_generator
+from mimkit.tokenizers._dvae_model import Dvae, make_dvae
+
+PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")
+
+
+def crops(*, num: int, size: int, seed: int) -> Tensor:
+    """`num` random crops of the photographs, half size, as float32 in [0, 1]; NChw."""
+    spec = importlib.util.find_spec("skimage")
+    assert spec is not None and spec.origin is not None
+    folder = Path(spec.origin).parent / "data"
+    rng = np.random.default_rng(seed)
+    images = [Image.open(folder / name).convert("RGB") for name in PHOTOS]
+    cut = []
+    for number in range(num):
+        image = images[number % len(images)]
+        left = int(rng.integers(0, image.width - 2 * size + 1))
+        top = int(rng.integers(0, image.height - 2 * size + 1))
+        box = (left, top, left + 2 * size, top + 2 * size)
+        cut.append(np.asarray(image.resize((size, size), Image.Resampling.BICUBIC, box=box)))
+    return torch.from_numpy(np.stack(cut)).permute(0, 3, 1, 2).contiguous().float() / 255
+
+
+@pytest.fixture(scope="session")
+def photos() -> Tensor:
+    return crops(num=12, size=64, seed=0)
+
+
+@pytest.fixture(scope="session")
+def training_crops() -> Tensor:
+    return crops(num=256, size=32, seed=1)
+
+
+@pytest.fixture(scope="session")
+def varied_dvae(photos: Tensor) -> Dvae:
+    """Untrained, 64 words. Fresh weights give one word nearly everywhere, so logits are centred."""
+    generator = torch_generator(Purpose.INIT, seed=0)
+    dvae = make_dvae(width=16, blocks=1, vocabulary=64, generator=generator)
+    with torch.no_grad():
+        output = dvae.encoder.blocks.output.conv
+        output.b.sub_(dvae.logits(photos).mean((0, 2, 3)))
+        assert len(dvae.logits(photos).argmax(1).unique()) > 20
+    return dvae

@@ -1,0 +1,174 @@
+"""DeepSpeed at every ZeRO stage, with one and two ranks, against plain PyTorch on one process."""
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from mimkit.models.blocks import draw_keep, drop_path_rates
+from mimkit.models.encoder import Encoder
+from mimkit.models.init import initialise
+from mimkit.models.mim import MaskedImageModel
+from mimkit.models.roles import decays
+from mimkit.models.stems import STEMS
+from mimkit.random import Purpose, torch_generator
+from mimkit.train.optimizer import make_optimizer, set_learning_rate
+from mimkit.train.runtimes import RUNTIMES, Runtime, UpdateRule
+
+GLOBAL, STEPS, VOCABULARY = 8, 6, 64
+STEM_SETTINGS: dict[str, dict[str, Any]] = {"hmlp": {"norm": "bn"}, "linear": {}}
+
+
+def _model(stem: str) -> MaskedImageModel:
+    part = STEMS[stem](width=32, patch_size=4, **STEM_SETTINGS[stem])
+    encoder = Encoder(width=32, heads=2, depth=2, grid=(4, 4), positions="relative_shared")
+    model = MaskedImageModel(stem=part, encoder=encoder, prediction_dim=VOCABULARY)
+    initialise(model, seed=0)
+    return model
+
+
+def _batch(update: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same global batch for everybody: images, masks, tokens, drop path."""
+    draw = torch.Generator().manual_seed(update)
+    image_BCHW = torch.randn(GLOBAL, 3, 16, 16, generator=draw)
+    mask_BN = torch.rand(GLOBAL, 16, generator=draw).argsort(dim=1) < 6
+    target_BN = torch.randint(VOCABULARY, (GLOBAL, 16), generator=draw)
+    noise = torch_generator(Purpose.DROP_PATH, seed=0, sample=update)
+    keep_LB2 = draw_keep(drop_path_rates(2, 0.3), batch=GLOBAL, generator=noise)
+    return image_BCHW, mask_BN, target_BN, keep_LB2
+
+
+def _updates(runtime: Runtime, rule: UpdateRule, first: int, last: int, optimizer: Any
+             ) -> list[float]:  # fmt: skip
+    """Losses of the global batches of updates first..last."""
+    losses = []
+    for update in range(first, last):
+        image_BCHW, mask_BN, target_BN, keep_LB2 = _batch(update)
+        set_learning_rate(optimizer, 1e-2)
+        total = torch.zeros(())
+        for micro in range(rule.accumulation):
+            start = (micro * runtime.world + runtime.rank) * rule.micro_batch
+            rows = slice(start, start + rule.micro_batch)
+            predicted_MV = runtime.model(image_BCHW[rows], mask_BN[rows], keep_LB2[:, rows])
+            target_M = target_BN[rows][mask_BN[rows]]
+            loss = torch.nn.functional.cross_entropy(predicted_MV.float(), target_M)
+            runtime.backward(loss)
+            total += loss.detach() / rule.accumulation / runtime.world
+        losses.append(float(runtime.sum(total)))
+    return losses
+
+
+def _start(runtime: Runtime, stem: str, rule: UpdateRule) -> torch.optim.AdamW:
+    model = _model(stem)
+    optimizer = make_optimizer(model, decays=decays, weight_decay=0.05, betas=(0.9, 0.999),
+                               eps=1e-8)  # fmt: skip
+    runtime.prepare(model, optimizer, rule)
+    runtime.model.train()
+    return optimizer
+
+
+def _rule(stage: int, world: int, *, accumulation: int = 1, bf16: bool = False) -> UpdateRule:
+    return UpdateRule(micro_batch=GLOBAL // world // accumulation, accumulation=accumulation,
+                      clip_grad=0.5, bf16=bf16, zero_stage=stage, deepspeed_config=None)  # fmt: skip
+
+
+def _resumed(runtime: Runtime, stem: str, rule: UpdateRule) -> list[float]:
+    """Half the updates, then everything gathered and put into a new engine for the other half."""
+    optimizer = _start(runtime, stem, rule)
+    losses = _updates(runtime, rule, 0, STEPS // 2, optimizer)
+    weights, moments = runtime.weights(), runtime.moments()
+    model = _model(stem)
+    model.load_state_dict(weights)
+    optimizer = make_optimizer(model, decays=decays, weight_decay=0.05, betas=(0.9, 0.999),
+                               eps=1e-8)  # fmt: skip
+    runtime.prepare(model, optimizer, rule)
+    runtime.restore(moments, updates=STEPS // 2)
+    runtime.model.train()
+    return losses + _updates(runtime, rule, STEPS // 2, STEPS, optimizer)
+
+
+def _rank(rank: int, world: int, port: int, folder: str, stems: list[str]) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world),
+                      LOCAL_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))  # fmt: skip
+    torch.set_num_threads(1)
+    runtime = RUNTIMES["deepspeed"]()
+    found = {}
+    for stem in stems:
+        for stage in range(4):
+            rule = _rule(stage, world)
+            optimizer = _start(runtime, stem, rule)
+            losses = _updates(runtime, rule, 0, STEPS, optimizer)
+            found[stem, stage, "plain"] = losses, runtime.weights(), float(runtime.grad_norm)
+            if stem == "hmlp":  # has buffers besides parameters
+                found[stem, stage, "resumed"] = (_resumed(runtime, stem, rule),
+                                                 runtime.weights(), 0.0)  # fmt: skip
+    two = _rule(2, world, accumulation=2)
+    optimizer = _start(runtime, "linear", two)
+    found["linear", 2, "accumulated"] = (_updates(runtime, two, 0, STEPS, optimizer),
+                                         runtime.weights(), 0.0)  # fmt: skip
+    half = _rule(1, world, bf16=True)
+    optimizer = _start(runtime, "linear", half)
+    found["linear", 1, "bf16"] = (_updates(runtime, half, 0, STEPS, optimizer),
+                                  runtime.weights(), 0.0)  # fmt: skip
+    if rank == 0:
+        torch.save(found, Path(folder) / "found.pt")
+    runtime.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, tuple[list[float], dict[str, Tensor], float]]:
+    """What plain PyTorch gets."""
+    torch.set_num_threads(1)
+    found = {}
+    for stem in STEM_SETTINGS:
+        runtime = RUNTIMES["local"]()
+        rule = _rule(0, 1)
+        optimizer = _start(runtime, stem, rule)
+        losses = _updates(runtime, rule, 0, STEPS, optimizer)
+        found[stem] = losses, runtime.weights(), float(runtime.grad_norm)
+    return found
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_every_stage_and_world_size_equals_plain_pytorch(
+    world: int, plain: dict[str, Any], tmp_path: Path
+) -> None:
+    arguments = (world, _free_port(), str(tmp_path), list(STEM_SETTINGS))
+    mp.spawn(_rank, args=arguments, nprocs=world)
+    found = torch.load(tmp_path / "found.pt", weights_only=True)
+    for (stem, stage, how), (losses, weights, norm) in found.items():
+        tolerance = 2e-2 if how == "bf16" else 1e-5
+        where = f"{stem}, stage {stage}, {world} ranks, {how}"
+        assert losses == pytest.approx(plain[stem][0], abs=tolerance), where
+        if how == "plain":
+            assert norm == pytest.approx(plain[stem][2], rel=1e-3), where
+        if how == "bf16":
+            continue
+        assert weights.keys() == plain[stem][1].keys(), where
+        for name, value in weights.items():
+            expected = plain[stem][1][name]
+            if stem == "hmlp" and name.startswith("stem.layers") and name.endswith("bias"):
+                continue  # BatchNorm takes a bias out again: its gradient is noise, Adam's step not
+            assert (value.float() - expected.float()).abs().max() < 2e-3, f"{where}: {name}"
+        if how == "resumed":  # against the same engine uninterrupted: to the last bit
+            straight, whole, _ = found[stem, stage, "plain"]
+            assert losses == straight, where
+            assert all(torch.equal(value, whole[name]) for name, value in weights.items()), where
+
+
+def test_resume_of_the_plain_runtime_is_exact(plain: dict[str, Any]) -> None:
+    for stem, (losses, weights, _) in plain.items():
+        runtime = RUNTIMES["local"]()
+        assert _resumed(runtime, stem, _rule(0, 1)) == losses
+        assert all(torch.equal(value, weights[name]) for name, value in runtime.weights().items())

@@ -1,0 +1,11 @@
+"""Pretrain an encoder: `deepspeed tools/pretrain.py [--config YAML] [key=value ...]`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mimkit.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["pretrain", *sys.argv[1:]]))

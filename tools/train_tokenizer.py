@@ -1,0 +1,11 @@
+"""Train a dVAE: `deepspeed tools/train_tokenizer.py [--config YAML] [key=value ...]`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mimkit.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["train_tokenizer", *sys.argv[1:]]))
