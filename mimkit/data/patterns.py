@@ -97,6 +97,9 @@ def _neighbours(folder: Path) -> str:
             f" It holds {len(packed)} compressed tars ({packed[0]}, ...): unpack them with "
             f"gunzip -k {folder}/*{Path(packed[0]).suffix}"
         )
+    tars = [name for name in names if name.endswith(".tar")]
+    if tars:
+        return f" It holds {len(tars)} tars: {tars[0]} ... {tars[-1]}."
     listed = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
     make = " tools/make_shards.py makes shards from a folder of images."
     return (f" It holds: {listed}." if names else " It is empty.") + make

@@ -101,9 +101,10 @@ def recalibrate(
         return
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = None  # cumulative average
     encoder.to(device).train()
     with torch.no_grad():
-        for batch in batches:
+        for number, batch in enumerate(batches, start=1):
+            for norm in norms:
+                norm.momentum = 1 / number  # a plain average over the batches
             encoder.stem(normalise(batch.patch_view_BCHW.to(device), mean=mean, std=std))
     encoder.eval()
