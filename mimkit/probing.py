@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,13 +11,16 @@ from mimkit.config import Config
 from mimkit.data.loader import BatchLoader, eval_loader
 from mimkit.data.sources import Source
 from mimkit.downstream.knn import (
-    Features,
+    Extractor,
     encoder_features,
+    extract,
     knn_accuracy,
     pixel_features,
     recalibrate,
 )
-from mimkit.models.encoder import ImageEncoder
+from mimkit.models.mim import MaskedImageModel
+
+_CALIBRATION = 512  # images for the untrained encoder's BatchNorm
 
 
 def probe(
@@ -30,40 +32,38 @@ def probe(
     device: torch.device,
     workers: int,
 ) -> dict[str, Any]:
-    """kNN accuracies, or `knn_skipped` with the reason where there are no labels."""
+    """kNN accuracies on the first images of each split, or `knn_skipped` with the reason.
+
+    `heldout` is embedded or the user's; the shards of `train` should be shuffled, as make_shards
+    does, for their first images to be a fair sample.
+    """
     if heldout is None or (train.labels == NO_LABEL).any() or (heldout.labels == NO_LABEL).any():
         return {"knn_skipped": "the shards have no labels" if heldout else "data.heldout is null"}
     settings = config.probe
-    splits = {"train": (train, settings.train_limit), "heldout": (heldout, settings.heldout_limit)}
+    pixels = {"mean": config.data.mean, "std": config.data.std}
 
-    def batches(split: str) -> BatchLoader:
-        source, limit = splits[split]
+    def batches(source: Source, limit: int) -> BatchLoader:
         return eval_loader(source=source, view=build.build_probe_view(config.data), mask=None,
                            seed=config.seed, batch_size=64, rank=0, world=1, workers=workers,
                            limit=limit)  # fmt: skip
 
-    def accuracy(features: dict[str, Features]) -> float:
-        return knn_accuracy(features["train"], features["heldout"], neighbours=settings.neighbours)
-
-    def of_encoder(encoder: ImageEncoder) -> float:
-        return accuracy({
-            split: encoder_features(encoder, batches(split), pooling=settings.pooling,
-                                    depth=settings.depth, mean=config.data.mean,
-                                    std=config.data.std, device=device)
-            for split in splits
-        })  # fmt: skip
-
     trained, untrained = (_model(config, weights) for _ in range(2))
     trained.load_state_dict(weights)
-    recalibrate(untrained.image_encoder, batches("train"), mean=config.data.mean,
-                std=config.data.std, device=device)  # fmt: skip
+    recalibrate(untrained, batches(train, _CALIBRATION), device=device, **pixels)
+    extractors: dict[str, Extractor] = {
+        name: encoder_features(model.image_encoder, pooling=settings.pooling,
+                               depth=settings.depth, device=device, **pixels)
+        for name, model in {"knn_top1": trained, "knn_top1_untrained": untrained}.items()
+    }  # fmt: skip
+    extractors["knn_top1_pixels"] = pixel_features
+    gallery = extract(extractors, batches(train, settings.train_limit))
+    queries = extract(extractors, batches(heldout, settings.heldout_limit))
+    labels = queries["knn_top1_pixels"].label_B
     return {
-        "knn_top1": of_encoder(trained.image_encoder),
-        "knn_top1_untrained": of_encoder(untrained.image_encoder),
-        "knn_top1_pixels": accuracy({split: pixel_features(batches(split)) for split in splits}),
-        "knn_chance": float(np.bincount(heldout.labels).max() / len(heldout)),
-    }
+        name: knn_accuracy(gallery[name], queries[name], neighbours=settings.neighbours)
+        for name in extractors
+    } | {"knn_chance": float(labels.bincount().max() / len(labels))}
 
 
-def _model(config: Config, weights: dict[str, Tensor]) -> Any:
+def _model(config: Config, weights: dict[str, Tensor]) -> MaskedImageModel:
     return build.build_model(config, prediction_dim=len(weights["head.bias"]))

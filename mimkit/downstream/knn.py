@@ -1,7 +1,7 @@
 """kNN on frozen features: the cheapest question one can put to an encoder."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mimkit.batch import Batch, normalise, to_unit
 from mimkit.models.encoder import ImageEncoder
+from mimkit.models.mim import MaskedImageModel
 
 
 @dataclass(frozen=True)
@@ -40,71 +41,75 @@ def knn_accuracy(train: Features, heldout: Features, *, neighbours: int) -> floa
     return correct / len(heldout.label_B)
 
 
-@torch.no_grad()
+Extractor = Callable[[Batch], Tensor]  # Batch -> feature_BD
+
+
+def extract(extractors: Mapping[str, Extractor], batches: Iterable[Batch]) -> dict[str, Features]:
+    """Each extractor's features of every real (not padded) image, in one pass over the images."""
+    found: dict[str, list[Tensor]] = {name: [] for name in extractors}
+    labels = []
+    for batch in batches:
+        real_B = batch.index_B >= 0
+        labels.append(batch.label_B[real_B])
+        for name, extractor in extractors.items():
+            found[name].append(extractor(batch).float().cpu()[real_B])
+    return {name: Features(torch.cat(parts), torch.cat(labels)) for name, parts in found.items()}
+
+
 def encoder_features(
     encoder: ImageEncoder,
-    batches: Iterable[Batch],
     *,
     pooling: str,
     depth: float,
     mean: Sequence[float],
     std: Sequence[float],
     device: torch.device,
-) -> Features:
-    """Features of every real (not padded) image: mean of its patch tokens, or its class token.
+) -> Extractor:
+    """Mean of an image's patch tokens, or its class token, from a frozen encoder.
 
     Args:
         depth: share of the blocks to go through; 1 also goes through the last norm.
     """
     encoder = encoder.to(device).eval()
     block = math.ceil(depth * len(encoder.encoder.blocks))  # blocks count from 1
-    features, labels = [], []
-    for batch in batches:
+
+    @torch.no_grad()
+    def features(batch: Batch) -> Tensor:
         image_BCHW = normalise(batch.patch_view_BCHW.to(device), mean=mean, std=std)
         tokens_BND = (
-            encoder(image_BCHW)
-            if depth == 1
-            else encoder.encoder.intermediates(encoder.stem(image_BCHW), [block])[0]
+            encoder(image_BCHW) if depth == 1 else encoder.intermediates(image_BCHW, [block])[0]
         )
-        pooled_BD = tokens_BND[:, 1:].mean(dim=1) if pooling == "mean" else tokens_BND[:, 0]
-        real_B = batch.index_B >= 0
-        features.append(pooled_BD.float().cpu()[real_B])
-        labels.append(batch.label_B[real_B])
-    return Features(torch.cat(features), torch.cat(labels))
+        return tokens_BND[:, 1:].mean(dim=1) if pooling == "mean" else tokens_BND[:, 0]
+
+    return features
 
 
-def pixel_features(batches: Iterable[Batch], *, size: int = 32) -> Features:
+def pixel_features(batch: Batch, *, size: int = 32) -> Tensor:
     """The image itself, averaged down to `size` x `size` pixels: what an encoder must beat."""
-    pixels, labels = [], []
-    for batch in batches:
-        real_B = batch.index_B >= 0
-        small = nn.functional.adaptive_avg_pool2d(to_unit(batch.patch_view_BCHW[real_B]), size)
-        pixels.append(small.flatten(1))
-        labels.append(batch.label_B[real_B])
-    return Features(torch.cat(pixels), torch.cat(labels))
+    view_BCHW = to_unit(batch.patch_view_BCHW)
+    return nn.functional.adaptive_avg_pool2d(view_BCHW, size).flatten(1)
 
 
+@torch.no_grad()
 def recalibrate(
-    encoder: ImageEncoder,
+    model: MaskedImageModel,
     batches: Iterable[Batch],
     *,
     mean: Sequence[float],
     std: Sequence[float],
     device: torch.device,
 ) -> None:
-    """Sets running statistics of BatchNorm layers to averages over `batches`.
+    """Sets the running statistics of the stem's BatchNorm layers to averages over `batches`.
 
-    An untrained encoder's are 0 and 1: without this, it would be compared at a disadvantage.
+    An untrained encoder's are 0 and 1: without this it would be compared at a disadvantage.
     """
-    norms = [m for m in encoder.modules() if isinstance(m, nn.BatchNorm2d)]
-    if not norms:
-        return
+    stem = model.stem.to(device).train()
+    norms = [module for module in stem.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
         norm.reset_running_stats()
-    encoder.to(device).train()
-    with torch.no_grad():
-        for number, batch in enumerate(batches, start=1):
-            for norm in norms:
-                norm.momentum = 1 / number  # a plain average over the batches
-            encoder.stem(normalise(batch.patch_view_BCHW.to(device), mean=mean, std=std))
-    encoder.eval()
+    for number, batch in enumerate(batches, start=1):
+        for norm in norms:
+            norm.momentum = 1 / number  # a plain average over the batches
+        if norms:
+            stem(normalise(batch.patch_view_BCHW.to(device), mean=mean, std=std))
+    stem.eval()

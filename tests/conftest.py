@@ -1,0 +1,138 @@
+"""What the tests across folders share: tiny shards, a tokenizer file, commands as a user gives them."""
+
+import importlib.util
+import io
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[1]
+PHOTOGRAPHS = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")  # one class each
+CROPS = {"train": 96, "heldout": 24}
+_VARIABLES_OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE",
+                       "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Two folders of labelled 48-pixel crops: 96 to train on in three tars, 24 held out in one."""
+
+    train: Path
+    heldout: Path
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+
+def command(
+    words: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str] | None = None,
+    timeout: float = 120,
+) -> Ended:  # fmt: skip
+    """Runs `python WORDS` as a user would; one thread, so that small runs do not fight."""
+    started = time.perf_counter()
+    run = subprocess.run(
+        [sys.executable, *map(str, words)], cwd=cwd, env=environment(env), timeout=timeout,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return Ended(run.returncode, run.stdout, run.stderr, time.perf_counter() - started)
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Of a command: this process's, without what a launcher or an in-process engine has set."""
+    inherited = {name: value for name, value in os.environ.items()
+                 if name not in _VARIABLES_OF_RANKS}  # fmt: skip
+    return {**inherited, "OMP_NUM_THREADS": "1", **(extra or {})}
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
+    """Made of photographs by the real writer. Tests that break them copy them first."""
+    from mimkit.data.writer import ShardRecord, write_manifest, write_shard
+
+    folder = tmp_path_factory.mktemp("shards")
+    for split, total in CROPS.items():
+        (folder / split).mkdir()
+        items, records = _crops(split, total), list[ShardRecord]()
+        for number, part in enumerate(np.array_split(np.arange(total), 3 if total > 24 else 1)):
+            path = folder / split / f"{split}-{number:05d}.tar"
+            record = write_shard(path, [items[i] for i in part], split=split)
+            assert record is not None
+            records.append(record)
+        write_manifest(folder / split, records, source="photographs", classes=[*PHOTOGRAPHS],
+                       settings={})  # fmt: skip
+    return Shards(folder / "train", folder / "heldout")
+
+
+def _crops(split: str, total: int) -> list["Item"]:  # noqa: F821
+    from mimkit.data.writer import Item
+
+    spec = importlib.util.find_spec("skimage")
+    assert spec is not None and spec.origin is not None
+    images = [Image.open(Path(spec.origin).parent / "data" / name).convert("RGB")
+              for name in PHOTOGRAPHS]  # fmt: skip
+    rng = np.random.default_rng([*CROPS].index(split))
+    items = []
+    for number in range(total):
+        image = images[number % len(images)]
+        left, top = (int(rng.integers(side - 144)) for side in image.size)
+        buffer = io.BytesIO()
+        crop = image.resize((48, 48), Image.Resampling.BICUBIC, (left, top, left + 144, top + 144))
+        crop.save(buffer, "JPEG", quality=92)
+        items.append(Item(f"{split}_{number:03d}", buffer.getvalue(), "jpg", number % len(images)))
+    return items
+
+
+@pytest.fixture(scope="session")
+def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dVAE with 64 words, untrained; its logits are centred, or one word would be everywhere."""
+    import torch
+
+    from mimkit.random import Purpose, torch_generator
+    from mimkit.tokenizers._dvae_file import save_dvae
+    from mimkit.tokenizers._dvae_model import make_dvae
+
+    dvae = make_dvae(width=16, blocks=1, vocabulary=64,
+                     generator=torch_generator(Purpose.INIT, seed=0))  # fmt: skip
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        logits_BVyx = dvae.logits(torch.rand(16, 3, 32, 32, generator=draw))
+        dvae.encoder.blocks.output.conv.b.sub_(logits_BVyx.mean((0, 2, 3)))
+    path = tmp_path_factory.mktemp("tokenizer") / "dvae.safetensors"
+    save_dvae(path, dvae, settings={}, half=True)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny(shards: Shards, tokenizer_file: Path, tmp_path_factory: pytest.TempPathFactory
+         ) -> list[str]:  # fmt: skip
+    """Overrides of the default configuration that make it a pretraining of seconds, 4 x 4 patches.
+
+    Plain PyTorch and no loader processes; a test that wants DeepSpeed or workers says so after it.
+    """
+    cache = tmp_path_factory.mktemp("cache")
+    return [
+        f"data.train={shards.train}", f"data.heldout={shards.heldout}", f"data.cache_dir={cache}",
+        "data.image_size=32", "data.token_size=32", "data.heldout_limit=24",
+        f"tokenizer.path={tokenizer_file}",
+        "encoder.size=Ti", "encoder.depth=1", "encoder.patch_size=8", "encoder.drop_path=0.2",
+        "mask.num_masked=6",
+        "train.steps=6", "train.batch_size=8", "train.lr=1e-3", "train.warmup=0.34",
+        "engine.runtime=local", "engine.precision=fp32", "engine.workers=0", "engine.threads=1",
+        "output.log_every=1", "output.checkpoint_every=2", "output.evaluate_every=3",
+        "output.picture_every=3", "output.tensorboard=false", "probe.neighbours=5",
+    ]  # fmt: skip
