@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -9,9 +10,18 @@ from pathlib import Path
 
 from mimkit.errors import UserError
 
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_USERS_OWN = (*_FORBIDDEN, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOTDIR, errno.EEXIST,
+              errno.EISDIR, errno.ENAMETOOLONG)  # fmt: skip
+
+
+def is_forbidden(error: OSError) -> bool:
+    """Whether the folder cannot be written to at all."""
+    return error.errno in _FORBIDDEN
+
 
 def sync(path: Path) -> None:
-    """fsync of a file or a folder."""
+    """Puts a file's bytes, or a folder's names, on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -20,34 +30,46 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
+def disk_errors(
+    path: Path, remedy: str = "Free some space or choose another folder."
+) -> Iterator[None]:
     """Turns a full or read-only disk into a UserError that says where and how much is free."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG):
+        if error.errno not in _USERS_OWN:
             raise
-        folder = next(p for p in [path, *path.parents] if p.exists())
-        free = shutil.disk_usage(folder).free // 2**20
+        there = next(p for p in [path, *path.absolute().parents] if p.exists())
+        free = shutil.disk_usage(there).free // 2**20
         raise UserError(
             f"cannot write {path}: {error.strerror} ({free} MiB free there); nothing half-written "
-            "was left. Free some space or choose another folder"
+            f"was left. {remedy}"
         ) from error
 
 
 @contextlib.contextmanager
-def atomic_file(path: Path) -> Iterator[Path]:
-    """Gives a temporary path beside `path`; on leaving it is fsynced and renamed into place."""
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives a temporary path beside `path`; on leaving it is fsynced and renamed into place.
+
+    On any error nothing is left behind. Raises OSError as it comes.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+        sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """`replacing` that makes the folder, and says UserError for a full or forbidden disk."""
     with disk_errors(path):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
             yield temporary
-            sync(temporary)
-            temporary.replace(path)
-            sync(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -73,3 +95,20 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     with atomic_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def remove_temporary(folder: Path) -> None:
+    """Clears away what killed processes left; nobody else may be writing to `folder`."""
+    for path in folder.glob(".*.tmp"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Only one process at a time; the kernel frees the lock when its owner dies."""
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

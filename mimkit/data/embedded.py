@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mimkit.data._files import disk_errors, locked, sync_folder
 from mimkit.data.decode import Pixels, decode_image
 from mimkit.data.manifest import MANIFEST
 from mimkit.data.resize import resize
 from mimkit.data.writer import Item, ShardRecord, write_manifest, write_shard
 from mimkit.errors import UserError
+from mimkit.files import disk_errors, locked, sync
 from mimkit.random import Purpose, Rng, generator
 
 NAME = "embedded-v1"  # another number whenever the crops change
@@ -78,7 +78,7 @@ def _make(folder: Path) -> None:
     try:
         temporary.mkdir()
         _write(temporary)
-        sync_folder(temporary)
+        sync(temporary)
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -5,15 +5,15 @@ import zipfile
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mimkit.data._files import disk_errors, is_forbidden, write_atomically
 from mimkit.data._members import image_member, label_of, no_image
 from mimkit.data.manifest import check_shard
 from mimkit.data.tar import scan_tar
+from mimkit.files import disk_errors, is_forbidden, replacing
 
 VERSION = 1
 
@@ -101,11 +101,8 @@ def make_index(shard: Path) -> ShardIndex:
 
 def save_index(index: ShardIndex, path: Path) -> None:
     """Writes `index` whole or not at all. Raises OSError."""
-
-    def write(file: BinaryIO) -> None:
+    with replacing(path) as temporary, temporary.open("wb") as file:
         np.savez(file, version=np.int64(VERSION), **vars(index))
-
-    write_atomically(path, write)
 
 
 def _read_index(path: Path, shard: Path) -> ShardIndex | None:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from mimkit.data._files import disk_errors, remove_temporary, sync_folder
 from mimkit.data._resume import Settings, State, alone_in, find_complete, load_state
 from mimkit.data.decode import DecodeError, decode_image, image_format
 from mimkit.data.image_folder import unique_keys
@@ -24,6 +23,7 @@ from mimkit.data.sources.folder import FolderSource
 from mimkit.data.sources.shards import ShardSource
 from mimkit.data.writer import FAILURES, Failure, Item, write_failures, write_manifest, write_shard
 from mimkit.errors import UserError
+from mimkit.files import disk_errors, remove_temporary, sync
 from mimkit.random import Purpose, generator
 
 Progress = Callable[[int, int], None]
@@ -183,10 +183,10 @@ def _complete(
         failures=state.failures,
         settings=state.settings,
     )
-    sync_folder(partial)
+    sync(partial)
     partial.rename(out)
     (out / UNFINISHED).unlink()
-    sync_folder(out.absolute().parent)
+    sync(out.absolute().parent)
 
 
 def _classes(source: FolderSource | ShardSource) -> list[str]:

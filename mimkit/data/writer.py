@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from mimkit.batch import NO_LABEL
-from mimkit.data._files import write_atomically
 from mimkit.data.index import index_path, make_index, save_index
 from mimkit.data.manifest import CLASSES, MANIFEST, sha256
+from mimkit.files import replacing
 
 FAILURES = "failures.csv"
 
@@ -45,7 +45,7 @@ class ShardRecord:
 
 
 class _NothingToWriteError(Exception):
-    """No item came; leaves the temporary file to `write_atomically`."""
+    """No item came; `replacing` then leaves nothing."""
 
 
 def write_shard(path: Path, items: Iterable[Item], *, split: str) -> ShardRecord | None:
@@ -53,16 +53,11 @@ def write_shard(path: Path, items: Iterable[Item], *, split: str) -> ShardRecord
 
     Equal items give equal bytes: times and owners are fixed. Raises OSError.
     """
-    num_items = 0
-
-    def write(file: BinaryIO) -> None:
-        nonlocal num_items
-        num_items = _write_tar(file, items)
-        if not num_items:
-            raise _NothingToWriteError
-
     try:
-        write_atomically(path, write)
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            num_items = _write_tar(file, items)
+            if not num_items:
+                raise _NothingToWriteError
     except _NothingToWriteError:
         return None
     index = make_index(path)
@@ -116,14 +111,15 @@ def write_failures(path: Path, failures: Sequence[Failure]) -> None:
     """A table of what was left out, as CSV."""
     table = io.StringIO()
     csv.writer(table).writerows([Failure._fields, *failures])
-    write_atomically(path, lambda file: _write(file, table.getvalue()))
+    _write(path, table.getvalue())
 
 
 def write_json(path: Path, content: Any) -> None:
     """Whole or not at all. Raises OSError."""
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-    write_atomically(path, lambda file: _write(file, text))
+    _write(path, text)
 
 
-def _write(file: BinaryIO, text: str) -> None:
-    file.write(text.encode("utf-8", "backslashreplace"))
+def _write(path: Path, text: str) -> None:
+    with replacing(path) as temporary:
+        temporary.write_bytes(text.encode("utf-8", "backslashreplace"))

@@ -1,0 +1,169 @@
+"""Imports go down, heavy packages have one importer each, and what is dangerous is nowhere.
+
+Read from the source, so that an import inside a function counts like one at the top.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+# Modules and folders of mimkit by floor; `tokenizers` stands for the interface and tokenizers/*.py.
+FLOORS = {
+    0: {"batch", "config", "errors", "files", "random", "registry", "resources"},
+    1: {"masks", "models", "tokenizers"},
+    2: {"data", "train", "downstream", "export"},
+    3: {"build"},
+    4: {"encoder_io", "pretraining", "probing", "runs", "session", "tokenizer_training"},
+    5: {"cli", "tools"},
+}
+FLOOR = {unit: floor for floor, units in FLOORS.items() for unit in units}
+ALONE = {1, 2}  # floors whose units do not import each other
+NO_FLOOR = {"mimkit/__init__.py", "mimkit/__main__.py", "setup.py"}
+
+ONE_IMPORTER = ("braceexpand", "dall_e", "deepspeed", "numba", "psutil", "simplejpeg",
+                "transformers", "webdataset")  # fmt: skip
+# The blocks take three of timm's parts, which equal BEiT's; the exporter is the other end.
+IMPORTERS_OF_TIMM = {
+    "mimkit/export/timm.py",
+    "mimkit/models/blocks.py",
+    "mimkit/models/positions.py",
+}
+
+
+def _files() -> list[Path]:
+    return [path for folder in ("mimkit", "tokenizers", "tools")
+            for path in sorted((ROOT / folder).rglob("*.py"))]  # fmt: skip
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+SOURCES = {_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in _files()}
+
+
+def _imports(name: str) -> Iterator[str]:
+    """Dotted names of everything the file imports: `from mimkit import build` is mimkit.build."""
+    for node in ast.walk(SOURCES[name]):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name} line {node.lineno}: imports are absolute here"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _unit(dotted: str) -> str | None:
+    """`mimkit.data.order.Order` -> data; None for what is not ours or has no floor."""
+    first, *rest = dotted.split(".")
+    return rest[0] if first == "mimkit" and rest and rest[0] in FLOOR else None
+
+
+def _own_unit(name: str) -> str:
+    parts = Path(name).with_suffix("").parts
+    return parts[1] if parts[0] == "mimkit" else parts[0]
+
+
+def test_every_file_has_a_floor() -> None:
+    units = {_own_unit(name) for name in SOURCES if name not in NO_FLOOR}
+    assert units == set(FLOOR)
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if name not in NO_FLOOR])
+def test_imports_go_down(name: str) -> None:
+    own = _own_unit(name)
+    for dotted in _imports(name):
+        unit = _unit(dotted)
+        if unit in (None, own):
+            continue
+        assert FLOOR[unit] <= FLOOR[own], f"{name} imports {dotted} from a floor above it"
+        assert FLOOR[unit] < FLOOR[own] or FLOOR[own] not in ALONE, (
+            f"{name} imports {dotted}: {own} and {unit} stand beside each other"
+        )
+
+
+def test_the_configuration_is_read_in_build_and_above_only() -> None:
+    readers = {name for name in SOURCES if any(d.startswith("mimkit.config") for d in _imports(name))}
+    below = {name for name in readers if FLOOR[_own_unit(name)] < FLOOR["build"]}
+    assert readers >= {"mimkit/build.py", "mimkit/runs.py"}
+    assert not below
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name
+               for name in SOURCES}  # fmt: skip
+    modules = {(f"mimkit.{m}" if m.startswith("tokenizers") else m): n for m, n in modules.items()}
+    edges = {}
+    for module, name in modules.items():
+        prefixes = {d if d in modules else d.rpartition(".")[0] for d in _imports(name)}
+        edges[module] = {p for p in prefixes if p in modules and p != module}
+    done: set[str] = set()
+
+    def visit(module: str, above: tuple[str, ...]) -> None:
+        assert module not in above, " -> ".join((*above[above.index(module) :], module))
+        if module not in done:
+            for other in sorted(edges[module]):
+                visit(other, (*above, module))
+            done.add(module)
+
+    for module in modules:
+        visit(module, ())
+    assert "mimkit.session" in edges["mimkit.pretraining"]  # the graph is not an empty one
+
+
+def _importers(package: str) -> set[str]:
+    return {name for name in SOURCES if any(d.split(".")[0] == package for d in _imports(name))}
+
+
+@pytest.mark.parametrize("package", ONE_IMPORTER)
+def test_a_heavy_package_has_one_importer(package: str) -> None:
+    assert len(_importers(package)) <= 1, _importers(package)
+
+
+def test_timm_has_the_importers_that_are_written_down() -> None:
+    assert _importers("timm") == IMPORTERS_OF_TIMM
+
+
+def _dangers(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, what) of pickles, evaluated text, shells, and weights that may match nothing."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.load", "torch.save"):
+            yield node.lineno, ast.unparse(node)
+        if isinstance(node, ast.Name) and node.id in ("eval", "exec"):
+            yield node.lineno, node.id
+        if isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant):
+            if (node.arg, node.value.value) in (("shell", True), ("strict", False),
+                                                ("allow_pickle", True)):  # fmt: skip
+                yield node.lineno, ast.unparse(node)
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [getattr(node, "module", None), *(alias.name for alias in node.names)]
+            yield from ((node.lineno, n) for n in names if n in ("pickle", "cloudpickle", "dill"))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_nothing_is_unpickled_evaluated_or_half_loaded(name: str) -> None:
+    assert list(_dangers(SOURCES[name])) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["torch.load(path)", "import pickle", "from pickle import loads", "eval(text)", "exec(text)",
+     "run(words, shell=True)", "model.load_state_dict(weights, strict=False)"],
+)  # fmt: skip
+def test_the_search_for_dangers_finds_them(text: str) -> None:
+    assert list(_dangers(ast.parse(text)))
+
+
+def test_the_environment_is_read_by_commands_and_runtimes_only() -> None:
+    readers = {
+        name
+        for name, tree in SOURCES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr in ("environ", "getenv", "putenv", "environb")
+    }
+    allowed = ("mimkit/cli/", "mimkit/train/runtimes/", "tools/")
+    assert readers, "the launcher's variables are read somewhere"
+    assert {name for name in readers if not name.startswith(allowed)} == set()
