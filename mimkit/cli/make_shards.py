@@ -3,11 +3,12 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from mimkit.data.make_shards import Report, make_shards
-from mimkit.data.writer import FAILURES
+if TYPE_CHECKING:  # it is slow to import, and --help does not need it
+    from mimkit.data.make_shards import Report
 
 _LISTED = 10  # failures
 _EPILOG = """
@@ -27,6 +28,8 @@ example:
 def main(argv: Sequence[str]) -> int:
     """Runs the command; raises UserError for what a user can mend."""
     args = _parser().parse_args(argv)
+    from mimkit.data.make_shards import make_shards
+
     bar = tqdm(unit="image", desc="decode and write", disable=None)
 
     def progress(done: int, total: int) -> None:
@@ -83,7 +86,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _summary(report: Report) -> str:
+def _summary(report: "Report") -> str:
+    from mimkit.data.writer import FAILURES
+
     done = "holds already" if report.was_complete else "has"
     lines = [
         f"{report.out} {done} {report.num_samples} samples in {report.num_shards} shards "
