@@ -145,12 +145,19 @@ class TokenizerModelConfig(Section):
 
 
 class TokenizerObjectiveConfig(Section):
-    """Schedules are cosines over a share of the run (DALL-E A.2: tau 5 %, KL 0.17 % of it)."""
+    """Schedules are cosines over a share of the run (DALL-E A.2: tau 5 %, KL 0.17 % of it).
+
+    `balance` and `spread` are ours: a small dVAE in a short run collapses to a few words without
+    them. Balance [0, 0] and spread null are the paper's objective.
+    """
 
     temperature: tuple[float, float] = (1.0, 1 / 16)
     temperature_share: float = Field(0.75, gt=0, le=1)
     kl_weight: float = Field(6.6, ge=0)
     kl_share: float = Field(0.1, gt=0, le=1)
+    balance: tuple[float, float] = (0.0, 0.0)  # weight on uneven use of words, first and last
+    balance_share: float = Field(0.5, gt=0, le=1)
+    spread: float | None = Field(None, gt=0)  # deviation of each word's first logits
     ema: float = Field(0.999, ge=0, lt=1)
 
 

@@ -112,7 +112,7 @@ class _Pretraining:
         values = evaluate(
             self.session.runtime.model,
             self.parts.tokenizer,
-            self.session.heldout_batches(self.parts.mask, limit=limit),
+            self.session.fixed_batches(self.session.judged, self.parts.mask, limit=limit),
             device=self.session.runtime.device,
             sum_over_ranks=self.session.runtime.sum,
             **self.pixels,
@@ -123,7 +123,10 @@ class _Pretraining:
     def _draw(self, updates: int) -> None:
         """Every rank goes forward (ZeRO-3 gathers weights for it); rank 0 keeps the picture."""
         runtime, tokenizer = self.session.runtime, self.parts.tokenizer
-        batch = next(self.session.heldout_batches(self.parts.mask, limit=8, alone=True))
+        fixed = self.session.fixed_batches(
+            self.session.judged, self.parts.mask, limit=8, alone=True
+        )
+        batch = next(fixed)
         batch = batch.to(runtime.device)
         runtime.model.eval()
         predicted_MV, _ = predict(runtime.model, tokenizer, batch, **self.pixels)

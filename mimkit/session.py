@@ -193,15 +193,16 @@ class Session:
             self.substituted = told
             yield batch
 
-    def heldout_batches(self, mask: Mask | None, *, limit: int, alone: bool = False
-                        ) -> Iterator[Batch]:  # fmt: skip
-        """Centre views of held-out images (of training images where there are none).
+    def fixed_batches(
+        self, source: Source, mask: Mask | None, *, limit: int, alone: bool = False
+    ) -> Iterator[Batch]:
+        """Centre views and masks of the first `limit` images, the same at every call.
 
         Args:
-            alone: every rank gets the same batches instead of its share.
+            alone: every rank gets all of them instead of its share.
         """
         loader = eval_loader(
-            source=self.data.heldout or self.data.train,
+            source=source,
             view=build.build_probe_view(self.config.data),
             mask=mask,
             seed=self.config.seed,
@@ -212,6 +213,11 @@ class Session:
             limit=limit,
         )
         return iter(loader)
+
+    @property
+    def judged(self) -> Source:
+        """What pictures and measures are made of: held-out images where there are any."""
+        return self.data.heldout or self.data.train
 
     def train(
         self,

@@ -22,7 +22,7 @@ from mimkit.tokenizers._dvae_health import (
     token_health,
 )
 from mimkit.tokenizers._dvae_model import DOWNSAMPLING, Dvae, make_dvae, reconstruct
-from mimkit.tokenizers._dvae_training import DvaeTrainee, update_average
+from mimkit.tokenizers._dvae_training import DvaeTrainee, spread_words, update_average
 from mimkit.train.loop import Hook, Moment
 from mimkit.train.metrics import Meter
 from mimkit.train.optimizer import make_optimizer
@@ -79,6 +79,8 @@ class _TokenizerTraining:
             weight_decay=config.train.weight_decay, betas=config.train.betas,
         )  # fmt: skip
         parameters = sum(p.numel() for p in self.trainee.dvae.parameters())
+        if config.objective.spread is not None and session.folder.continues is None:
+            self._spread(config.objective.spread)
         session.prepare(self.trainee, optimizer)
         session.announce(
             what=f"dVAE of width {config.model.width}, {config.model.vocabulary} words, "
@@ -100,6 +102,13 @@ class _TokenizerTraining:
         if session.is_first:
             self._finish()
 
+    def _spread(self, deviation: float) -> None:
+        """Every rank looks at the same views, so that all start from the same weights."""
+        batches = self.session.fixed_batches(self.session.data.train, None, limit=256, alone=True)
+        view_BChw = to_unit(torch.cat([batch.token_view_BChw for batch in batches]))
+        spread_words(self.trainee.dvae, view_BChw, deviation=deviation)
+        self.trainee.average.load_state_dict(self.trainee.dvae.state_dict())
+
     def _step(self, batch: Batch, moment: Moment) -> StepResult:
         """The negative ELBO; noise is keyed by the update and the place in the global batch."""
         runtime, objective = self.session.runtime, self.config.objective
@@ -111,6 +120,7 @@ class _TokenizerTraining:
             generator=noise,
             temperature=cosine(fraction / objective.temperature_share, *objective.temperature),
             kl_weight=cosine(fraction / objective.kl_share, 0.0, objective.kl_weight),
+            balance_weight=cosine(fraction / objective.balance_share, *objective.balance),
         )
         images = len(batch.token_view_BChw)
         parts = {"loss": loss.detach(), **parts}
@@ -127,7 +137,8 @@ class _TokenizerTraining:
         """Reconstruction through argmax tokens of the averaged weights, and how they are used."""
         runtime, meter = self.session.runtime, Meter()
         counts_V = torch.zeros(self.config.model.vocabulary, device=runtime.device)
-        for padded in self.session.heldout_batches(None, limit=self.config.data.heldout_limit):
+        limit = self.config.data.heldout_limit
+        for padded in self.session.fixed_batches(self.session.judged, None, limit=limit):
             batch = padded.to(runtime.device)
             view_BChw = to_unit(batch.token_view_BChw)[batch.index_B >= 0]
             if len(view_BChw):
@@ -170,7 +181,7 @@ class _TokenizerTraining:
     def _draw(self, updates: int) -> None:
         if not self.session.is_first:
             return
-        batch = next(self.session.heldout_batches(None, limit=12, alone=True))
+        batch = next(self.session.fixed_batches(self.session.judged, None, limit=12, alone=True))
         view_BChw = to_unit(batch.token_view_BChw.to(self.session.runtime.device))
         picture = reconstruction_picture(view_BChw, self._again(view_BChw)[0])
         path = self.session.folder.path / "pictures" / f"step-{updates:08d}.png"
