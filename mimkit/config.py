@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -18,10 +18,14 @@ from mimkit.errors import UserError
 from mimkit.registry import nearest
 
 Settings = dict[str, Any]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+RunName = Annotated[str, Field(pattern=r"^[\w.-]+$")]  # a part of the run folder's name
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class PartConfig(Section):
@@ -53,7 +57,7 @@ class DataConfig(Section):
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
     exif: Literal["ignore", "honour"] = "ignore"  # BEiT ignores the orientation tag
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[Positive, Positive, Positive] = (0.5, 0.5, 0.5)
     on_bad_sample: Literal["raise", "substitute"] = "raise"  # substitutes are counted and said
     heldout_limit: int = Field(2048, ge=1)  # images of the held-out loss
 
@@ -79,7 +83,7 @@ class TrainConfig(Section):
     min_lr: float = Field(1e-5, ge=0)
     warmup: float = Field(0.0125, ge=0, lt=1)  # share of the run; BEiT: 10 of 800 epochs
     weight_decay: float = Field(0.05, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Share, Share] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
     clip_grad: float = Field(3.0, ge=0)  # 0: off
 
@@ -123,8 +127,8 @@ class OutputConfig(Section):
 
 
 class Config(Section):
-    name: str = "pretrain"
-    seed: int = Field(0, ge=0)
+    name: RunName = "pretrain"
+    seed: Seed = 0
     data: DataConfig = DataConfig()
     mask: PartConfig = PartConfig(name="blockwise")
     stem: PartConfig = PartConfig(name="hmlp")
@@ -164,8 +168,8 @@ class TokenizerObjectiveConfig(Section):
 class TokenizerConfig(Section):
     """What `tools/train_tokenizer.py` reads."""
 
-    name: str = "tokenizer"
-    seed: int = Field(0, ge=0)
+    name: RunName = "tokenizer"
+    seed: Seed = 0
     data: DataConfig = DataConfig()
     model: TokenizerModelConfig = TokenizerModelConfig()
     objective: TokenizerObjectiveConfig = TokenizerObjectiveConfig()
@@ -210,8 +214,9 @@ def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> Settings:
         raise UserError(f"{path} names itself as its base, by way of {seen[-1]}")
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UserError(f"cannot read the configuration {path}: {reason}") from error
     found = _parse(text, str(path))
     if not isinstance(found, dict):
         raise UserError(f"{path} holds {type(found).__name__}, expected `key: value` lines")

@@ -101,10 +101,10 @@ def _crops(split: str, total: int) -> list["Item"]:  # noqa: F821
 def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dVAE with 64 words, untrained; its logits are centred, or one word would be everywhere."""
     import torch
-
-    from mimkit.random import Purpose, torch_generator
     from mimkit.tokenizers._dvae_file import save_dvae
     from mimkit.tokenizers._dvae_model import make_dvae
+
+    from mimkit.random import Purpose, torch_generator
 
     dvae = make_dvae(width=16, blocks=1, vocabulary=64,
                      generator=torch_generator(Purpose.INIT, seed=0))  # fmt: skip

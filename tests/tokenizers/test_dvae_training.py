@@ -4,9 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
-
-from mimkit.random import Purpose, torch_generator
 from mimkit.tokenizers._dvae_model import make_dvae, map_pixels
 from mimkit.tokenizers._dvae_training import (
     DvaeTrainee,
@@ -19,6 +16,9 @@ from mimkit.tokenizers._dvae_training import (
     temperature,
     update_average,
 )
+from torch import Tensor
+
+from mimkit.random import Purpose, torch_generator
 
 
 def gumbel(*, seed: int = 0) -> torch.Generator:
