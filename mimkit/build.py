@@ -139,7 +139,22 @@ def build_views(data: DataConfig) -> TwoViews:
 
 
 def build_probe_view(data: DataConfig) -> CenterView:
-    return CenterView(image_size=data.image_size, token_size=data.token_size, exif=data.exif)
+    return CenterView(
+        image_size=data.image_size,
+        token_size=data.token_size,
+        image_interpolation=data.image_interpolation,
+        token_interpolation=data.token_interpolation,
+        exif=data.exif,
+    )
+
+
+def check_splits(data: DataConfig) -> None:
+    """UserError where images of the user would be judged by the embedded ones, or the reverse."""
+    if data.heldout is not None and (data.train == "embedded") != (data.heldout == "embedded"):
+        raise UserError(
+            f"data.train={data.train} and data.heldout={data.heldout} are not of one kind: held-out "
+            "numbers would be about other images. Set data.heldout to shards of yours, or to null"
+        )
 
 
 def build_source(data: DataConfig, which: str | list[str], *, split: str) -> Source:

@@ -61,6 +61,15 @@ class DataConfig(Section):
     on_bad_sample: Literal["raise", "substitute"] = "raise"  # substitutes are counted and said
     heldout_limit: int = Field(2048, ge=1)  # images of the held-out loss
 
+    @model_validator(mode="after")
+    def _ordered_ranges(self) -> "DataConfig":
+        for name, (low, high), most in (("crop_scale", self.crop_scale, 1.0),
+                                        ("crop_ratio", self.crop_ratio, float("inf"))):  # fmt: skip
+            if not 0 < low <= high <= most:
+                raise ValueError(f"{name} is [{low:g}, {high:g}]; expected 0 < smallest <= largest"
+                                 + (f" <= {most:g}" if name == "crop_scale" else ""))  # fmt: skip
+        return self
+
 
 class EncoderConfig(Section):
     size: Literal["Ti", "S", "B", "L", "H"] = "B"
@@ -185,13 +194,16 @@ class _StrictLoader(yaml.SafeLoader):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
         twice = {str(key) for key in keys if keys.count(key) > 1}
         if twice:
-            raise UserError(f"{node.start_mark.name}: given twice: {', '.join(sorted(twice))}")
+            where = f"{node.start_mark.name}, line {node.start_mark.line + 1}"
+            raise UserError(f"{where}: given twice: {', '.join(sorted(twice))}")
         return super().construct_mapping(node, deep)
 
 
 def _parse(text: str, origin: str) -> Any:
+    loader = _StrictLoader(text)
+    loader.name = origin  # what messages say in front of the line
     try:
-        return yaml.load(text, _StrictLoader)
+        return loader.get_single_data()
     except yaml.YAMLError as error:
         raise UserError(f"{origin} is not valid YAML: {error}") from error
 

@@ -48,6 +48,7 @@ class Session:
 
     def __init__(self, config: Config | TokenizerConfig, *, bf16: bool, started_at: float) -> None:
         self.config, self.started_at = config, started_at
+        build.check_splits(config.data)
         self.runtime: Runtime = RUNTIMES[config.engine.runtime]()
         torch.set_num_threads(config.engine.threads or max(1, _cores() // self.runtime.local_world))
         self.rule = self._update_rule(bf16)

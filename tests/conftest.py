@@ -1,4 +1,4 @@
-"""What the tests across folders share: tiny shards, a tokenizer file, commands as a user gives them."""
+"""What tests of several folders share: tiny shards, a tokenizer file, commands as users give them."""
 
 import importlib.util
 import io

@@ -101,5 +101,8 @@ def _summary(report: "Report") -> str:
         lines += [f"  {failure.origin}: {failure.cause}" for failure in report.failures[:_LISTED]]
     if len(report.failures) > _LISTED:
         lines.append(f"  ... and {len(report.failures) - _LISTED} more")
-    lines.append(f"Next: deepspeed tools/pretrain.py data.train={report.out}")
+    lines.append(
+        f"Next: deepspeed tools/pretrain.py data.train={report.out} data.heldout=OTHER  (shards that "
+        "were held out, or null)"
+    )
     return "\n".join(lines)

@@ -1,0 +1,278 @@
+"""Settings: unknown ones are answered, none is without effect, and the resolved form loads back."""
+
+import ast
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from pydantic import BaseModel
+
+from mimkit.cli._arguments import find_config
+from mimkit.config import (
+    Config,
+    PartConfig,
+    Section,
+    TokenizerConfig,
+    differences,
+    load_config,
+    load_tokenizer_config,
+    science_hash,
+    science_of,
+    to_yaml,
+)
+from mimkit.errors import UserError
+
+SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
+DEFAULT = ROOT / "configs" / "default.yaml"
+
+
+def _write(folder: Path, name: str, text: str) -> Path:
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def _load_any(path: Path) -> Config | TokenizerConfig:
+    """Of the two kinds of configuration the tokenizer's has a section `objective`."""
+    kind = load_tokenizer_config if "objective:" in path.read_text() else load_config
+    return kind(path)
+
+
+def _leaves(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=[path.stem for path in SHIPPED])
+def test_shipped_configurations_load_and_their_first_line_is_a_command(path: Path) -> None:
+    config = _load_any(path)
+    assert path.read_text().startswith("# command:")
+    assert (
+        f"tools/{'train_tokenizer' if isinstance(config, TokenizerConfig) else 'pretrain'}.py"
+        in (path.read_text().splitlines()[0])
+    )
+    assert find_config(path.stem) == find_config(path.name) == path
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=[path.stem for path in SHIPPED])
+def test_the_resolved_configuration_loads_back_to_the_same(path: Path, tmp_path: Path) -> None:
+    config = _load_any(path)
+    again = _load_any(_write(tmp_path, "again.yaml", to_yaml(config)))
+    assert again == config
+    assert science_hash(again) == science_hash(config)
+    assert to_yaml(again) == to_yaml(config)
+
+
+@pytest.mark.parametrize(
+    ("override", "near"),
+    [
+        ("train.lrr=1", "there is no setting 'train.lrr'. Did you mean 'train.lr'?"),
+        ("trian.lr=1", "there is no setting 'trian'. Did you mean 'train'?"),
+        (
+            "data.imagesize=1",
+            "there is no setting 'data.imagesize'. Did you mean 'data.image_size'?",
+        ),
+        ("zero_stage=1", "Did you mean 'engine.zero_stage'?"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_nearest(override: str, near: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config(DEFAULT, [override])
+    assert near in str(caught.value)
+
+
+def test_all_wrong_keys_are_named_at_once() -> None:
+    with pytest.raises(UserError) as caught:
+        load_config(DEFAULT, ["train.a=1", "engine.b=1", "train.lr=-1"])
+    for part in ("no setting 'train.a'", "no setting 'engine.b'", "train.lr: ", "(given: -1)"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.lr", "is not an override; write key=value"),
+        ("=1", "is not an override"),
+        ("train.lr=[1", "not valid YAML"),
+        ("train.lr=quick", "train.lr: Input should be a valid number"),
+        ("train.lr=inf", "finite"),
+        ("train.lr=.nan", "train.lr: "),
+        ("train.lr=0", "greater than 0"),
+        ("train.lr.x=0", "train.lr: "),
+        ("train.betas=[0.9, 1.5]", "train.betas: Input should be less than 1"),
+        ("train.epochs=2", "exactly one of train.steps and train.epochs"),
+        ("train.steps=null", "exactly one of train.steps and train.epochs"),
+        ("data.std=[0, 1, 1]", "data.std: Input should be greater than 0"),
+        ("data.crop_scale=[1.0, 0.2]", "crop_scale is [1, 0.2]; expected 0 < smallest <= largest"),
+        (
+            "data.crop_scale=[0.5, 2]",
+            "crop_scale is [0.5, 2]; expected 0 < smallest <= largest <= 1",
+        ),
+        ("data.crop_ratio=[0, 2]", "crop_ratio is [0, 2]"),
+        ("data.exif=maybe", "'ignore' or 'honour'"),
+        ("encoder.size=XL", "encoder.size"),
+        ("engine=null", "engine"),
+        ("stem=null", "stem.name"),
+        ("seed=18446744073709551616", "seed: Input should be less than"),
+        ("name=../elsewhere", "name: "),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_its_key(override: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config(DEFAULT, [override])
+    assert message in str(caught.value)
+    assert "pydantic" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train: {steps: 1}\ntrain: {steps: 2}\n", "given twice: train"),
+        ("train:\n  steps: 1\n  steps: 2\n", "given twice: steps"),
+        ("- a\n- b\n", "holds list"),
+        ("", "holds NoneType"),
+        ("train: {steps: 1", "not valid YAML"),
+        ("train: !!python/object/apply:os.getcwd []\n", "not valid YAML"),
+        ("base: nowhere.yaml\n", "nowhere.yaml: No such file"),
+    ],
+)
+def test_a_bad_file_is_named(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config(_write(tmp_path, "bad.yaml", text))
+    assert message in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_what_is_no_text_is_no_configuration(tmp_path: Path) -> None:
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x80")
+    for path in (tmp_path / "binary.yaml", tmp_path, tmp_path / "missing.yaml"):
+        with pytest.raises(UserError, match=f"cannot read the configuration {path}"):
+            load_config(path)
+
+
+def test_a_name_that_is_neither_file_nor_shipped_lists_the_shipped_ones() -> None:
+    with pytest.raises(UserError) as caught:
+        find_config("defualt")
+    assert all(path.stem in str(caught.value) for path in SHIPPED)
+
+
+def test_bases_are_laid_under_one_another_and_relative_to_their_file(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    _write(tmp_path, "a.yaml", "train: {steps: 5, lr: 1.0e-3}\nseed: 1\nname: a\n")
+    _write(tmp_path / "sub", "b.yaml", "base: ../a.yaml\ntrain: {lr: 2.0e-3}\nseed: 2\n")
+    top = _write(tmp_path, "c.yaml", "base: sub/b.yaml\nseed: 3\n")
+    config = load_config(top, ["train.batch_size=16"])
+    assert (config.name, config.seed) == ("a", 3)
+    assert (config.train.steps, config.train.lr, config.train.batch_size) == (5, 2e-3, 16)
+
+
+def test_a_circle_of_bases_is_refused(tmp_path: Path) -> None:
+    first = _write(tmp_path, "a.yaml", "base: b.yaml\n")
+    _write(tmp_path, "b.yaml", "base: a.yaml\n")
+    with pytest.raises(UserError, match=r"a\.yaml names itself as its base, by way of .*b\.yaml"):
+        load_config(first)
+
+
+def test_another_part_keeps_nothing_of_the_one_before(tmp_path: Path) -> None:
+    base = _write(tmp_path, "a.yaml", "train: {steps: 1}\nstem: {name: hmlp, norm: ln}\n")
+    over = _write(tmp_path, "b.yaml", "base: a.yaml\nstem: {name: linear}\n")
+    assert load_config(base).stem.settings == {"norm": "ln"}
+    assert load_config(base, ["stem=linear"]).stem == PartConfig(name="linear")
+    assert load_config(base, ["stem.name=linear"]).stem.settings == {}
+    assert load_config(base, ["stem=hmlp"]).stem.settings == {"norm": "ln"}
+    assert load_config(base, ["stem.norm=bn"]).stem == PartConfig(name="hmlp", norm="bn")
+    assert load_config(over).stem == PartConfig(name="linear")
+    both = load_config(base, ["mask=random", "mask.num_masked=7"]).mask
+    assert both == PartConfig(name="random", num_masked=7)
+    assert load_config(base, ["mask.num_masked=7", "mask=random"]).mask == both
+
+
+def test_overrides_are_yaml_and_the_last_one_wins() -> None:
+    config = load_config(
+        DEFAULT,
+        ["train.lr=1e-3", "train.lr=3e-4", "data.train=[a.tar, b.tar]", "data.heldout=null",
+         "output.tensorboard=false", "encoder.layer_scale=1e-5"],
+    )  # fmt: skip
+    assert config.train.lr == 3e-4
+    assert config.data.train == ["a.tar", "b.tar"]
+    assert config.data.heldout is None
+    assert config.output.tensorboard is False
+    assert config.encoder.layer_scale == 1e-5
+    assert (
+        load_config(DEFAULT, ["data.train=x-{0000..0012}.tar"]).data.train == "x-{0000..0012}.tar"
+    )
+
+
+def _other(value: Any) -> Any:
+    """Another value of the same type, as plain as possible."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    return "other"
+
+
+def test_output_and_engine_do_not_enter_the_science_but_precision_and_all_else_do() -> None:
+    config = load_config(DEFAULT)
+    before, settings = science_hash(config), config.model_dump(mode="json")
+    for key, value in _leaves(settings):
+        section, _, field = key.rpartition(".")
+        changed = copy.deepcopy(settings)
+        (changed[section] if section else changed)[field] = _other(value)
+        is_free = key.startswith(("output.", "engine.")) and key != "engine.precision"
+        same = science_hash(_Settings(values=changed)) == before
+        assert same == (is_free or key == "data.cache_dir"), key
+
+
+class _Settings(BaseModel):
+    """Stands for a configuration with any values, allowed or not."""
+
+    values: dict[str, Any]
+
+    def model_dump(self, **_: Any) -> dict[str, Any]:
+        return copy.deepcopy(self.values)
+
+
+def test_the_hash_does_not_depend_on_how_a_number_was_written() -> None:
+    one = load_config(DEFAULT, ["train.lr=1e-3", "train.warmup=0"])
+    other = load_config(DEFAULT, ["train.lr=0.001", "train.warmup=0.0"])
+    assert science_hash(one) == science_hash(other)
+
+
+def test_differences_name_every_leaf_with_both_values() -> None:
+    old = science_of(load_config(DEFAULT, ["stem.norm=bn", "seed=1"]))
+    new = science_of(load_config(DEFAULT, ["stem=linear", "seed=2"]))
+    assert differences(old, new) == [
+        "seed: 1 -> 2", "stem.name: 'hmlp' -> 'linear'", "stem.norm: 'bn' -> None",
+    ]  # fmt: skip
+    assert differences(new, new) == []
+
+
+def _fields(kind: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    for name, field in kind.model_fields.items():
+        yield kind.__name__, name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from _fields(field.annotation)
+
+
+READ = {
+    node.attr
+    for path in (ROOT / "mimkit").rglob("*.py")
+    if path.name != "config.py"
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    if isinstance(node, ast.Attribute)
+}
+# Sections that are handed on whole, as keyword arguments: Python reports what is not taken.
+WHOLE = {"TokenizerModelConfig"}
+
+
+@pytest.mark.parametrize(
+    ("section", "field"), sorted({*_fields(Config), *_fields(TokenizerConfig)})
+)
+def test_every_setting_is_read_somewhere(section: str, field: str) -> None:
+    assert field in READ or section in WHOLE, f"nothing reads {section}.{field}"
