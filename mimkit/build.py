@@ -152,8 +152,9 @@ def check_splits(data: DataConfig) -> None:
     """UserError where images of the user would be judged by the embedded ones, or the reverse."""
     if data.heldout is not None and (data.train == "embedded") != (data.heldout == "embedded"):
         raise UserError(
-            f"data.train={data.train} and data.heldout={data.heldout} are not of one kind: held-out "
-            "numbers would be about other images. Set data.heldout to shards of yours, or to null"
+            f"data.train={data.train} and data.heldout={data.heldout} are not of one kind: the "
+            "held-out numbers would be about other images. Set data.heldout to shards of yours, or "
+            "to null"
         )
 
 

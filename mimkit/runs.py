@@ -109,19 +109,29 @@ def lock(run: RunFolder) -> Any:
 
 
 def write_start(run: RunFolder, config: BaseModel, *, facts: dict[str, Any]) -> list[str]:
-    """Writes config.yaml and run.json of a new run; for an old one says what the machine changed.
+    """Writes config.yaml and run.json of a new run; for an old one says which versions changed.
+
+    Args:
+        facts: what decides the numbers and is not in the configuration: digests, precision.
 
     Returns:
-        What differs in versions or data since the run began: `torch: 2.13 -> 2.14`.
+        What differs in versions since the run began: `torch: 2.13 -> 2.14`.
+
+    Raises:
+        UserError: a fact differs, so the run could not be continued as it was.
     """
-    now = {"versions": versions(), "facts": facts}
     if (run.path / "run.json").exists():
         before = json.loads((run.path / "run.json").read_text(encoding="utf-8"))
-        return differences({k: before[k] for k in now}, now)
+        if changed := differences(before["facts"], facts):
+            raise UserError(
+                f"{run.path} was begun with something else: {'; '.join(changed)}. Restore it, or "
+                "start another run with another output.dir, name or seed"
+            )
+        return differences(before["versions"], versions())
     write_text(run.path / "config.yaml", to_yaml(config))
     start = {"mimkit": __version__, "science": science_hash(config), "command": sys.argv,
              "git": _git_state(), "python": platform.python_version(),
-             "machine": platform.platform(), **now}  # fmt: skip
+             "machine": platform.platform(), "versions": versions(), "facts": facts}  # fmt: skip
     write_text(run.path / "run.json", json.dumps(start, indent=2))
     _point_latest(run.path)
     return []

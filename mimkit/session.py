@@ -139,7 +139,8 @@ class Session:
             return
         heldout = self.data.heldout
         facts = {"train_digest": self.data.train.digest,
-                 "heldout_digest": heldout.digest if heldout else None, **facts}  # fmt: skip
+                 "heldout_digest": heldout.digest if heldout else None,
+                 "precision": "bf16" if self.rule.bf16 else "fp32", **facts}  # fmt: skip
         changed = runs.write_start(self.folder, self.config, facts=facts)
         engine = json.dumps(self.runtime.effective_settings(), indent=2, default=str)
         write_text(self.folder.path / "engine.json", engine)

@@ -102,7 +102,7 @@ def _summary(report: "Report") -> str:
     if len(report.failures) > _LISTED:
         lines.append(f"  ... and {len(report.failures) - _LISTED} more")
     lines.append(
-        f"Next: deepspeed tools/pretrain.py data.train={report.out} data.heldout=OTHER  (shards that "
-        "were held out, or null)"
+        f"Next: deepspeed tools/pretrain.py data.train={report.out} data.heldout=OTHER\n"
+        "  (OTHER: shards that were held out, or null)"
     )
     return "\n".join(lines)
