@@ -186,6 +186,15 @@ class TokenizerConfig(Section):
     engine: EngineConfig = EngineConfig()
     output: OutputConfig = OutputConfig()
 
+    @model_validator(mode="after")
+    def _one_view(self) -> "TokenizerConfig":
+        """What concerns the encoder's view would be without effect."""
+        for name in ("image_size", "image_interpolation", "mean", "std"):
+            if getattr(self.data, name) != DataConfig.model_fields[name].default:
+                raise ValueError(f"data.{name} does nothing here: a tokenizer sees token views "
+                                 "only; leave it out, and set data.token_size")  # fmt: skip
+        return self
+
 
 class _StrictLoader(yaml.SafeLoader):
     """SafeLoader that refuses a key given twice in one mapping."""
@@ -281,7 +290,7 @@ def _known_keys(kind: type[BaseModel], prefix: str = "") -> list[str]:
 def _explain(error: ValidationError, kind: type[BaseModel], origin: str) -> str:
     lines = []
     for problem in error.errors():
-        key = ".".join(str(word) for word in problem["loc"] if not isinstance(word, int)) or "train"
+        key = ".".join(str(word) for word in problem["loc"] if not isinstance(word, int))
         if problem["type"] == "extra_forbidden":
             hint = nearest(key, _known_keys(kind))
             lines.append(f"there is no setting '{key}'.{hint}")
@@ -291,7 +300,8 @@ def _explain(error: ValidationError, kind: type[BaseModel], origin: str) -> str:
                 if problem["type"] in ("missing", "value_error")
                 else f" (given: {problem['input']!r})"
             )
-            lines.append(f"{key}: {problem['msg'].removeprefix('Value error, ')}{given}")
+            where = f"{key}: " if key else ""
+            lines.append(f"{where}{problem['msg'].removeprefix('Value error, ')}{given}")
     return f"{origin}: " + "; ".join(dict.fromkeys(lines))
 
 

@@ -4,9 +4,12 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from mimkit.errors import UserError
 
@@ -36,15 +39,24 @@ def disk_errors(
     """Turns a full or read-only disk into a UserError that says where and how much is free."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in _USERS_OWN:
+    except (OSError, SafetensorError) as error:
+        number = _number_of(error)
+        if number not in _USERS_OWN:
             raise
         there = next(p for p in [path, *path.absolute().parents] if p.exists())
         free = shutil.disk_usage(there).free // 2**20
         raise UserError(
-            f"cannot write {path}: {error.strerror} ({free} MiB free there); nothing half-written "
-            f"was left. {remedy}"
+            f"cannot write {path}: {os.strerror(number)} ({free} MiB free there); nothing "
+            f"half-written was left. {remedy}"
         ) from error
+
+
+def _number_of(error: Exception) -> int:
+    """errno; safetensors' own writer has it in its message only: "... (os error 28)"."""
+    if isinstance(error, OSError):
+        return error.errno or 0
+    found = re.search(r"os error (\d+)", str(error))
+    return int(found[1]) if found else 0
 
 
 @contextlib.contextmanager

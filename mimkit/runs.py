@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -44,6 +45,8 @@ def choose_run_folder(config: Any) -> RunFolder:
     """
     if config.output.dir is not None:
         path = Path(config.output.dir)
+        if path.exists() and not path.is_dir():
+            raise UserError(f"output.dir={path} is a file; choose a folder for the run")
         if path.exists() and any(file.name != ".lock" for file in path.iterdir()):
             _refuse_another_run(path, config)
         return _open(path)
@@ -56,7 +59,8 @@ def choose_run_folder(config: Any) -> RunFolder:
 
 
 def _numbered(runs: Path, name: str) -> list[Path]:
-    return sorted(p for p in runs.glob(f"{name}-*") if p.name.removeprefix(f"{name}-").isdigit())
+    found = {path: path.name.removeprefix(f"{name}-") for path in runs.glob(f"{name}-*")}
+    return sorted((p for p, n in found.items() if n.isdecimal()), key=lambda p: int(found[p]))
 
 
 def _open(path: Path) -> RunFolder:
@@ -89,23 +93,36 @@ def _refuse_another_run(path: Path, config: BaseModel) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Lock:
+    """Holds a run folder until it is closed or the process ends, whatever becomes of the object."""
+
+    descriptor: int
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
 def lock(run: RunFolder) -> Any:
-    """Holds the folder until the returned file is closed or the process ends.
+    """Takes the folder for this process.
+
+    lockf, not flock: loader processes would inherit that, and hold it after this one was killed.
 
     Raises:
         UserError: another process trains in it.
     """
     with disk_errors(run.path):
         run.path.mkdir(parents=True, exist_ok=True)
-        file = (run.path / ".lock").open("w")
+        held = Lock(os.open(run.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(held.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
+        held.close()
         raise UserError(
             f"another process is training in {run.path}; wait for it, or choose another "
             "output.dir, name or seed"
         ) from error
-    return file
+    return held
 
 
 def write_start(run: RunFolder, config: BaseModel, *, facts: dict[str, Any]) -> list[str]:

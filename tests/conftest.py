@@ -1,69 +1,24 @@
-"""What tests of several folders share: tiny shards, a tokenizer file, commands as users give them."""
+"""What tests of several folders share: tiny shards, a tokenizer file, settings of a tiny run."""
 
 import importlib.util
 import io
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import Shards
 from PIL import Image
 
-ROOT = Path(__file__).resolve().parents[1]
+from mimkit.cli import main
+from mimkit.data.writer import Item, ShardRecord, write_manifest, write_shard
+
 PHOTOGRAPHS = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")  # one class each
 CROPS = {"train": 96, "heldout": 24}
-_VARIABLES_OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE",
-                       "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Shards:
-    """Two folders of labelled 48-pixel crops: 96 to train on in three tars, 24 held out in one."""
-
-    train: Path
-    heldout: Path
-
-
-@dataclass(frozen=True)
-class Ended:
-    """What a command left behind."""
-
-    code: int
-    out: str
-    err: str
-    seconds: float
-
-
-def command(
-    words: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str] | None = None,
-    timeout: float = 120,
-) -> Ended:  # fmt: skip
-    """Runs `python WORDS` as a user would; one thread, so that small runs do not fight."""
-    started = time.perf_counter()
-    run = subprocess.run(
-        [sys.executable, *map(str, words)], cwd=cwd, env=environment(env), timeout=timeout,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return Ended(run.returncode, run.stdout, run.stderr, time.perf_counter() - started)
-
-
-def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Of a command: this process's, without what a launcher or an in-process engine has set."""
-    inherited = {name: value for name, value in os.environ.items()
-                 if name not in _VARIABLES_OF_RANKS}  # fmt: skip
-    return {**inherited, "OMP_NUM_THREADS": "1", **(extra or {})}
 
 
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
     """Made of photographs by the real writer. Tests that break them copy them first."""
-    from mimkit.data.writer import ShardRecord, write_manifest, write_shard
-
     folder = tmp_path_factory.mktemp("shards")
     for split, total in CROPS.items():
         (folder / split).mkdir()
@@ -78,9 +33,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
     return Shards(folder / "train", folder / "heldout")
 
 
-def _crops(split: str, total: int) -> list["Item"]:  # noqa: F821
-    from mimkit.data.writer import Item
-
+def _crops(split: str, total: int) -> list[Item]:
     spec = importlib.util.find_spec("skimage")
     assert spec is not None and spec.origin is not None
     images = [Image.open(Path(spec.origin).parent / "data" / name).convert("RGB")
@@ -101,10 +54,10 @@ def _crops(split: str, total: int) -> list["Item"]:  # noqa: F821
 def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dVAE with 64 words, untrained; its logits are centred, or one word would be everywhere."""
     import torch
-    from mimkit.tokenizers._dvae_file import save_dvae
-    from mimkit.tokenizers._dvae_model import make_dvae
 
     from mimkit.random import Purpose, torch_generator
+    from mimkit.tokenizers._dvae_file import save_dvae
+    from mimkit.tokenizers._dvae_model import make_dvae
 
     dvae = make_dvae(width=16, blocks=1, vocabulary=64,
                      generator=torch_generator(Purpose.INIT, seed=0))  # fmt: skip
@@ -136,3 +89,12 @@ def tiny(shards: Shards, tokenizer_file: Path, tmp_path_factory: pytest.TempPath
         "output.log_every=1", "output.checkpoint_every=2", "output.evaluate_every=3",
         "output.picture_every=3", "output.tensorboard=false", "probe.neighbours=5",
     ]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def finished_run(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a pretraining by `mimkit pretrain`, six updates, in this process."""
+    runs = tmp_path_factory.mktemp("finished") / "runs"
+    words = [*tiny, f"output.runs_dir={runs}", "output.tensorboard=true"]
+    assert main(["pretrain", *words]) == 0
+    return (runs / "latest").resolve()

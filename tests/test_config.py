@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from commands import ROOT
 from pydantic import BaseModel
 
 from mimkit.cli._arguments import find_config
@@ -108,10 +108,10 @@ def test_all_wrong_keys_are_named_at_once() -> None:
         ("train.epochs=2", "exactly one of train.steps and train.epochs"),
         ("train.steps=null", "exactly one of train.steps and train.epochs"),
         ("data.std=[0, 1, 1]", "data.std: Input should be greater than 0"),
-        ("data.crop_scale=[1.0, 0.2]", "crop_scale is [1, 0.2]; expected 0 < smallest <= largest"),
+        ("data.crop_scale=[1.0, 0.2]", "crop_scale is [1, 0.2]; expected 0 < smallest"),
         (
             "data.crop_scale=[0.5, 2]",
-            "crop_scale is [0.5, 2]; expected 0 < smallest <= largest <= 1",
+            "expected 0 < smallest <= largest <= 1",
         ),
         ("data.crop_ratio=[0, 2]", "crop_ratio is [0, 2]"),
         ("data.exif=maybe", "'ignore' or 'honour'"),

@@ -128,6 +128,9 @@ def test_timm_has_the_importers_that_are_written_down() -> None:
     assert _importers("timm") == IMPORTERS_OF_TIMM
 
 
+KEYWORDS = ("shell=True", "strict=False", "allow_pickle=True", "weights_only=False")
+
+
 def _dangers(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """(line, what) of pickles, evaluated text, shells, and weights that may match nothing."""
     for node in ast.walk(tree):
@@ -135,10 +138,8 @@ def _dangers(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, ast.unparse(node)
         if isinstance(node, ast.Name) and node.id in ("eval", "exec"):
             yield node.lineno, node.id
-        if isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant):
-            if (node.arg, node.value.value) in (("shell", True), ("strict", False),
-                                                ("allow_pickle", True)):  # fmt: skip
-                yield node.lineno, ast.unparse(node)
+        if isinstance(node, ast.keyword) and ast.unparse(node) in KEYWORDS:
+            yield node.lineno, ast.unparse(node)
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [getattr(node, "module", None), *(alias.name for alias in node.names)]
             yield from ((node.lineno, n) for n in names if n in ("pickle", "cloudpickle", "dill"))

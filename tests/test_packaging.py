@@ -1,4 +1,4 @@
-"""The folder `tokenizers/` hides no other package, the wheel works alone, importing does no work."""
+"""`tokenizers/` hides no other package, the wheel works alone, and importing does no work."""
 
 import hashlib
 import importlib.util
@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, command, environment
+from commands import ROOT, command, environment
+
+from mimkit.cli import verbs
 
 HEAVY = ("torch", "torchvision", "timm", "deepspeed", "transformers", "dall_e", "webdataset",
          "simplejpeg", "numba", "tensorboard", "skimage", "sklearn", "PIL", "numpy")  # fmt: skip
@@ -66,8 +68,9 @@ def test_import_mimkit_imports_nothing_heavy() -> None:
 
 
 def test_help_and_print_config_do_not_wait_for_torch() -> None:
-    for words in (["--help"], ["pretrain", "--help"], ["make_shards", "--help"],
-                  ["pretrain", "--print-config"], ["train_tokenizer", "--print-config"]):  # fmt: skip
+    helps = [[verb, "--help"] for verb in verbs()]
+    prints = [[verb, "--print-config"] for verb in ("pretrain", "train_tokenizer")]
+    for words in (["--help"], *helps, *prints):
         code = f"from mimkit.cli import main\ntry:\n  main({words!r})\nexcept SystemExit: pass"
         assert _modules_after(code).isdisjoint(HEAVY), words
     assert min(command(["-m", "mimkit", "--help"], cwd=ROOT).seconds for _ in range(3)) < 2

@@ -53,8 +53,10 @@ def test_a_hint_is_given_for_what_is_near_and_for_nothing_else() -> None:
 
 
 def test_names_are_told_without_importing_the_parts() -> None:
-    code = ("import sys; from mimkit.masks import MASKS; names = MASKS.names(); "
-            "print(len(names), [n for n in names if f'mimkit.masks.{n}' in sys.modules])")  # fmt: skip
+    code = (
+        "import sys; from mimkit.masks import MASKS; names = MASKS.names(); "
+        "print(len(names), [n for n in names if f'mimkit.masks.{n}' in sys.modules])"
+    )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == f"{len(MASKS.names())} []\n"
 

@@ -51,6 +51,7 @@ def save_dvae(path: Path, dvae: Dvae, *, settings: Mapping[str, object], half: b
     }
     with atomic_file(path) as temporary:
         safetensors.torch.save_file(weights, temporary, {METADATA_KEY: header.model_dump_json()})
+        temporary.chmod(0o644)  # safetensors makes it readable for its owner only
 
 
 def load_dvae(path: Path) -> tuple[Dvae, DvaeSettings]:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mimkit.errors import UserError
-from mimkit.files import atomic_folder
+from mimkit.files import atomic_folder, remove_temporary
 
 FORMAT = 1
 _FILES = ("model.safetensors", "optimizer.safetensors")
@@ -34,10 +34,17 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
-    """Writes the checkpoint beside the others and removes all but the newest `keep`."""
+    """Writes the checkpoint beside the others and removes all but the newest `keep`.
+
+    What a process that was killed in writing left is removed too: a run has one writer.
+
+    Raises:
+        UserError: the disk is full; the others are as they were.
+    """
     path = folder / f"step-{checkpoint.updates:08d}"
     if path.exists():  # left by a run that was stopped right after saving: it is the same
         return path
+    remove_temporary(folder)
     with atomic_folder(path) as temporary:
         for name, tensors in zip(_FILES, (checkpoint.weights, checkpoint.moments), strict=True):
             whole = {key: tensor.contiguous() for key, tensor in tensors.items()}

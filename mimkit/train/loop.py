@@ -1,5 +1,6 @@
 """The loop around a step. It knows no model: batches in, updates out, hooks in between."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -72,35 +73,39 @@ def train(
     """Updates number `start` + 1 to `plan.steps`; returns the mean images per second, all ranks.
 
     `after_update` is part of the update (a weight average); hooks are not, and their time does not
-    count. Means of the step's sums go to `recorder` (rank 0's) every
-    `plan.log_every` updates.
+    count. Means of the step's sums go to `recorder` (rank 0's) every `plan.log_every` updates and
+    before hooks: so a checkpoint is never one of lost weights, and no mean spans a checkpoint,
+    which makes the lines after a resume those of an uninterrupted run.
 
     Raises:
-        UserError: the loss is no longer finite.
+        UserError: the loss or the gradient is no longer finite.
     """
     meter, clock = Meter(), _Clock()
-    for updates in range(start, plan.steps):
-        lr = learning_rate(updates)
-        set_learning_rate(optimizer, lr)
-        for micro in range(plan.accumulation):
-            result = step(next(batches).to(runtime.device), _moment(runtime, plan, updates, micro))
-            runtime.backward(result.loss)
-            meter.add(result.sums)
-        done = updates + 1
-        if after_update is not None:
-            after_update(updates)
-        clock.count(plan.batch_size)
-        if recorder is not None:
-            recorder.advance(1)
-        if done % plan.log_every == 0 or done in (start + 1, plan.steps):
-            values = meter.means(runtime.sum)
-            _refuse_non_finite(values, done)
-            values |= {"lr": lr, "images_per_second": clock.recent_rate()}
-            if runtime.grad_norm is not None:
-                values["grad_norm"] = float(runtime.grad_norm)
+    with contextlib.ExitStack() as on_error:
+        if recorder is not None:  # the bar ends before the error is told
+            on_error.callback(recorder.close)
+        for updates in range(start, plan.steps):
+            lr = learning_rate(updates)
+            set_learning_rate(optimizer, lr)
+            for micro in range(plan.accumulation):
+                moment = _moment(runtime, plan, updates, micro)
+                result = step(next(batches).to(runtime.device), moment)
+                runtime.backward(result.loss)
+                meter.add(result.sums)
+            done = updates + 1
+            if after_update is not None:
+                after_update(updates)
+            clock.count(plan.batch_size)
             if recorder is not None:
-                recorder.write(done, values, kind="train")
-        _run_hooks(hooks, done, last=done == plan.steps, clock=clock)
+                recorder.advance(1)
+            due = [hook for hook in hooks if done == plan.steps or done % hook.every == 0]
+            if due or done in (1, plan.steps) or done % plan.log_every == 0:
+                values = _finite(meter.means(runtime.sum), runtime, done)
+                values |= {"lr": lr, "images_per_second": clock.recent_rate()}
+                if recorder is not None:
+                    recorder.write(done, values, kind="train")
+            _run_hooks(due, done, clock=clock)
+        on_error.pop_all()
     return clock.mean_rate()
 
 
@@ -109,8 +114,7 @@ def _moment(runtime: Runtime, plan: Plan, updates: int, micro: int) -> Moment:
     return Moment(updates, slice(first, first + plan.micro_batch))
 
 
-def _run_hooks(hooks: Sequence[Hook], done: int, *, last: bool, clock: "_Clock") -> None:
-    due = [hook for hook in hooks if last or done % hook.every == 0]
+def _run_hooks(due: Sequence[Hook], done: int, *, clock: "_Clock") -> None:
     if due:
         clock.pause()
         for hook in due:
@@ -118,13 +122,17 @@ def _run_hooks(hooks: Sequence[Hook], done: int, *, last: bool, clock: "_Clock")
         clock.go_on()
 
 
-def _refuse_non_finite(values: dict[str, float], done: int) -> None:
+def _finite(means: dict[str, float], runtime: Runtime, done: int) -> dict[str, float]:
+    """The means and the last gradient's norm, if all are numbers."""
+    norm = {} if runtime.grad_norm is None else {"grad_norm": float(runtime.grad_norm)}
+    values = {**means, **norm}
     bad = [name for name, value in values.items() if not math.isfinite(value)]
     if bad:
         raise UserError(
-            f"{', '.join(bad)} is not finite at update {done}; the checkpoints before it are good. "
+            f"not finite at update {done}: {', '.join(bad)}. The checkpoints before it are good. "
             "Lower train.lr, set train.clip_grad, or use engine.precision=fp32"
         )
+    return values
 
 
 class _Clock:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from mimkit.files import disk_errors
+
 Sums = Mapping[str, tuple[Tensor, int]]
 
 
@@ -79,8 +81,9 @@ class Recorder:
 
     def write(self, step: int, values: Mapping[str, float], *, kind: str) -> None:
         """One line: the kind of event, the updates done, and the numbers."""
-        self._file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
-        self._file.flush()
+        with disk_errors(self._path):
+            self._file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
+            self._file.flush()
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(f"{kind}/{name}", value, step)
@@ -98,7 +101,8 @@ class Recorder:
 
     def close(self) -> None:
         self._bar.close()
-        self._file.close()
+        with disk_errors(self._path):
+            self._file.close()
         if self._board is not None:
             self._board.close()
 

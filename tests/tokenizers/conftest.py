@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from mimkit.tokenizers._dvae_model import Dvae, make_dvae
 from PIL import Image
 from torch import Tensor
 
 from mimkit.random import Purpose, torch_generator
+from mimkit.tokenizers._dvae_model import Dvae, make_dvae
 
 PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from mimkit.tokenizers._dvae_file import METADATA_KEY, load_dvae, save_dvae
-from mimkit.tokenizers._dvae_model import Dvae
 from torch import Tensor
 
 from mimkit.errors import UserError
 from mimkit.tokenizers import TOKENIZERS
+from mimkit.tokenizers._dvae_file import METADATA_KEY, load_dvae, save_dvae
+from mimkit.tokenizers._dvae_model import Dvae
 
 
 @pytest.fixture

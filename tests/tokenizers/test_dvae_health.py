@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from mimkit.tokenizers._dvae_health import (
     collapse_warning,
     reconstruction_error,

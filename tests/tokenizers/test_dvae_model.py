@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 from dall_e import Encoder, map_pixels
-from mimkit.tokenizers._dvae_file import save_dvae
-from mimkit.tokenizers._dvae_model import Dvae, make_dvae
-from mimkit.tokenizers.dvae import DvaeTokenizer
 from torch import Tensor
 
 from mimkit.errors import UserError
 from mimkit.random import Purpose, torch_generator
 from mimkit.tokenizers import TOKENIZERS
+from mimkit.tokenizers._dvae_file import save_dvae
+from mimkit.tokenizers._dvae_model import Dvae, make_dvae
+from mimkit.tokenizers.dvae import DvaeTokenizer
 
 
 def small_dvae(*, seed: int = 0, vocabulary: int = 64) -> Dvae:

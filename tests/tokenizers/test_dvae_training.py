@@ -4,21 +4,20 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
+
+from mimkit.random import Purpose, torch_generator
 from mimkit.tokenizers._dvae_model import make_dvae, map_pixels
 from mimkit.tokenizers._dvae_training import (
     DvaeTrainee,
     imbalance,
     kl_to_uniform,
-    kl_weight,
     logit_laplace_log_density,
     relaxed_words,
     spread_words,
-    temperature,
     update_average,
 )
-from torch import Tensor
-
-from mimkit.random import Purpose, torch_generator
+from mimkit.train.schedule import cosine
 
 
 def gumbel(*, seed: int = 0) -> torch.Generator:
@@ -128,15 +127,14 @@ def test_every_parameter_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fraction", "expected"), [(0.0, 1.0), (0.25, 0.53125), (0.5, 0.0625), (1.0, 0.0625)]
+    ("fraction", "temperature", "kl_weight"),
+    [(0.0, 1.0, 0.0), (0.05, 0.977058, 3.3), (0.25, 0.53125, 6.6), (0.5, 0.0625, 6.6)],
 )
-def test_temperature_falls_by_a_cosine(fraction: float, expected: float) -> None:
-    assert temperature(fraction, share=0.5) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("fraction", "expected"), [(0.0, 0.0), (0.05, 3.3), (0.1, 6.6), (1, 6.6)])
-def test_kl_weight_rises_by_a_cosine(fraction: float, expected: float) -> None:
-    assert kl_weight(fraction, full=6.6, share=0.1) == pytest.approx(expected)
+def test_schedules_are_cosines_over_a_share_of_the_run(
+    fraction: float, temperature: float, kl_weight: float
+) -> None:
+    assert cosine(fraction / 0.5, 1.0, 1 / 16) == pytest.approx(temperature, abs=1e-6)
+    assert cosine(fraction / 0.1, 0.0, 6.6) == pytest.approx(kl_weight)
 
 
 def test_average_forgets_the_initial_weights_and_then_moves_slowly() -> None:

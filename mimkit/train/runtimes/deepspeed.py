@@ -180,8 +180,9 @@ class DeepSpeedRuntime(Runtime):
         if self._engine.is_gradient_accumulation_boundary():
             self.grad_norm = self._norm_before_step()
         self._engine.step()
-        if self._stage and self._engine.get_global_grad_norm() is not None:
-            self.grad_norm = torch.as_tensor(float(self._engine.get_global_grad_norm()))
+        norm = self._engine.get_global_grad_norm()
+        if self._stage and norm is not None:  # -1 is its word for a norm that is not finite
+            self.grad_norm = torch.as_tensor(float(norm) if norm >= 0 else float("nan"))
 
     def _norm_before_step(self) -> Tensor | None:
         """Stage 0 clips and forgets the norm; the others tell it after the step."""

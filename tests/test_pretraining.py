@@ -1,0 +1,378 @@
+"""Pretraining from end to end, on photographs: what a run leaves, and what does not change it."""
+
+import json
+import math
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands import ROOT, command, environment
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from mimkit import pretraining, tokenizer_training
+from mimkit.cli import main
+from mimkit.config import (
+    Config,
+    Section,
+    TokenizerConfig,
+    load_config,
+    load_tokenizer_config,
+    science_hash,
+)
+from mimkit.errors import UserError
+from mimkit.train import checkpoint
+
+DEFAULT = ROOT / "configs" / "default.yaml"
+NUMBERS = {"steps", "heldout_loss", "unigram_entropy", "ln_vocab", "knn_top1",
+           "knn_top1_untrained"}  # fmt: skip
+TIMES = {"images_per_second", "seconds_to_first_step"}
+
+
+def _run(folder: Path, words: list[str]) -> Path:
+    """A whole run in this process."""
+    assert main(["pretrain", *words, f"output.dir={folder}"]) == 0
+    return folder
+
+
+def _metrics(run: Path, kind: str = "train") -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def _losses(run: Path) -> list[tuple[int, float]]:
+    return [(line["step"], line["loss"]) for line in _metrics(run)]
+
+
+def _summary(run: Path) -> dict[str, Any]:
+    return dict(json.loads((run / "summary.json").read_text()))
+
+
+def _last(run: Path) -> checkpoint.Checkpoint:
+    path = checkpoint.latest(run / "checkpoints")
+    assert path is not None
+    return checkpoint.load(path)
+
+
+def _assert_bit_equal(one: Path, other: Path) -> None:
+    assert _losses(one) == _losses(other)
+    first, second = _last(one), _last(other)
+    assert (first.updates, first.position) == (second.updates, second.position)
+    for ours, theirs in ((first.weights, second.weights), (first.moments, second.moments)):
+        assert ours.keys() == theirs.keys()
+        assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+def _assert_close(one: Path, other: Path, tolerance: float) -> None:
+    steps, losses = zip(*_losses(one), strict=True)
+    others, expected = zip(*_losses(other), strict=True)
+    assert steps == others
+    assert losses == pytest.approx(expected, abs=tolerance)
+
+
+def test_the_summary_has_what_the_issue_names_and_the_numbers_fit_together(
+    finished_run: Path,
+) -> None:
+    summary = _summary(finished_run)
+    assert summary.keys() >= NUMBERS | TIMES
+    assert summary["steps"] == 6
+    assert summary["ln_vocab"] == pytest.approx(math.log(64))
+    assert 0 < summary["unigram_entropy"] < summary["ln_vocab"]
+    assert summary["heldout_loss"] == _metrics(finished_run, "heldout")[-1]["heldout_loss"]
+    assert summary["knn_chance"] == 0.25
+    assert all(0 <= summary[name] <= 1 for name in ("knn_top1", "knn_top1_untrained"))
+    assert summary["images_per_second"] > 0
+    assert summary["seconds_to_first_step"] > 0
+    assert summary["substituted_samples"] == 0
+
+
+def test_the_loss_falls(finished_run: Path) -> None:
+    losses = dict(_losses(finished_run))
+    assert losses[1] == pytest.approx(math.log(64), abs=0.3)
+    assert losses[6] < losses[1] - 0.5
+
+
+def test_latest_is_the_newest_run(finished_run: Path) -> None:
+    link = finished_run.parent / "latest"
+    assert link.is_symlink()
+    assert link.resolve() == finished_run
+    assert finished_run.name == "default-001"
+
+
+def test_metrics_have_every_step_and_tensorboard_the_same(finished_run: Path) -> None:
+    train = _metrics(finished_run)
+    assert [line["step"] for line in train] == [1, 2, 3, 4, 5, 6]
+    assert all({"loss", "accuracy", "lr", "grad_norm"} <= line.keys() for line in train)
+    assert [line["step"] for line in _metrics(finished_run, "heldout")] == [3, 6]
+    events = EventAccumulator(str(finished_run / "tensorboard")).Reload()
+    assert [event.value for event in events.Scalars("train/loss")] == pytest.approx(
+        [line["loss"] for line in train]
+    )
+
+
+def test_pictures_have_eight_rows_of_four(finished_run: Path) -> None:
+    pictures = sorted(path.name for path in (finished_run / "pictures").iterdir())
+    assert pictures == ["step-00000003.png", "step-00000006.png"]
+    with Image.open(finished_run / "pictures" / pictures[0]) as picture:
+        assert picture.size == (4 * (128 + 4), 14 + 8 * (128 + 4))
+        assert len(picture.convert("L").getcolors() or range(257)) > 100
+
+
+def test_what_repeats_the_run_lies_in_its_folder(finished_run: Path) -> None:
+    config = load_config(finished_run / "config.yaml")
+    start = json.loads((finished_run / "run.json").read_text())
+    assert start["science"] == science_hash(config)
+    assert start["versions"]["torch"] == torch.__version__.split("+")[0]
+    assert len(start["facts"]["tokenizer"]) == 64
+    assert start["facts"]["train_digest"] != start["facts"]["heldout_digest"]
+    assert json.loads((finished_run / "engine.json").read_text())["runtime"] == "local"
+    left = [path for path in finished_run.rglob("*") if path.name.endswith(".tmp")]
+    assert left == []
+
+
+def test_another_folder_and_loader_processes_change_no_bit(
+    finished_run: Path, tiny: list[str], tmp_path: Path
+) -> None:
+    other = _run(tmp_path / "elsewhere", [*tiny, "engine.workers=2"])
+    _assert_bit_equal(finished_run, other)
+    ours, theirs = _summary(other), _summary(finished_run)
+    assert {k: ours[k] for k in NUMBERS} == {k: theirs[k] for k in NUMBERS}
+
+
+def test_another_seed_changes_the_losses(
+    finished_run: Path, tiny: list[str], tmp_path: Path
+) -> None:
+    other = _run(tmp_path / "other", [*tiny, "seed=1"])
+    assert all(a != b for a, b in zip(_losses(finished_run), _losses(other), strict=True))
+
+
+def test_deepspeed_equals_plain_pytorch(
+    finished_run: Path, tiny: list[str], tmp_path: Path
+) -> None:
+    """In one process, without a launcher, ZeRO stage 1."""
+    words = [*tiny, "engine.runtime=deepspeed", "engine.zero_stage=1", "output.dir=run"]
+    ended = command([ROOT / "tools" / "pretrain.py", *words], cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    assert "Next: python tools/export.py run" in ended.out
+    _assert_close(tmp_path / "run", finished_run, 1e-5)
+    assert _summary(tmp_path / "run")["heldout_loss"] == pytest.approx(
+        _summary(finished_run)["heldout_loss"], abs=1e-4
+    )
+
+
+def test_accumulated_micro_batches_give_the_same_losses(tiny: list[str], tmp_path: Path) -> None:
+    """For stems without batch statistics; drop path is drawn for the global batch."""
+    words = [*tiny, "stem=linear"]
+    whole = _run(tmp_path / "whole", words)
+    halves = _run(tmp_path / "halves", [*words, "engine.accumulation=2"])
+    _assert_close(halves, whole, 1e-4)
+
+
+LONG = ["train.steps=30", "output.log_every=3", "output.checkpoint_every=4",
+        "output.evaluate_every=10", "output.picture_every=30"]  # fmt: skip
+
+
+@pytest.fixture
+def stopped(tiny: list[str], tmp_path: Path) -> Iterator[tuple[Path, "subprocess.Popen[bytes]"]]:
+    """The folder of a longer run, and its process, stopped somewhere after a random update."""
+    run, after = tmp_path / "run", random.randint(5, 22)
+    words = [*tiny, *LONG, "engine.workers=1", f"output.dir={run}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mimkit", "pretrain", *words], cwd=tmp_path, env=environment(),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        limit = time.monotonic() + 60
+        while not (run / "metrics.jsonl").exists() or (_whole_lines(run) or [0])[-1] < after:
+            assert process.poll() is None, "it ended before it could be stopped"
+            assert time.monotonic() < limit
+            time.sleep(0.005)
+        process.send_signal(signal.SIGSTOP)
+        yield run, process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _whole_lines(run: Path) -> list[int]:
+    lines = (run / "metrics.jsonl").read_text().split("\n")[:-1]
+    return [json.loads(line)["step"] for line in lines]
+
+
+def test_killed_and_continued_equals_uninterrupted_bit_for_bit(
+    stopped: tuple[Path, "subprocess.Popen[bytes]"], tiny: list[str], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """With drop path, a stem with BatchNorm, and another number of loader processes.
+
+    Before the kill a second process is refused; right after it the first one's loader process may
+    still be alive, which must not hold the folder.
+    """
+    run, process = stopped
+    words = [*tiny, *LONG, "engine.workers=0", f"output.dir={run}"]
+    assert main(["pretrain", *words]) == 2
+    assert f"another process is training in {run}" in " ".join(capsys.readouterr().err.split())
+    process.kill()
+    process.wait()
+    assert not (run / "summary.json").exists()
+    newest = checkpoint.latest(run / "checkpoints")
+    assert newest is not None
+    assert main(["pretrain", *words]) == 0
+    assert f"continuing from {newest}" in capsys.readouterr().out
+    whole = _run(tmp_path / "whole", [*tiny, *LONG, "engine.workers=2"])
+    _assert_bit_equal(run, whole)
+    assert _metrics(run, "heldout") == _metrics(whole, "heldout")
+    assert [path.name for path in (run / "checkpoints").iterdir() if path.name[0] == "."] == []
+
+
+def test_the_same_command_continues_without_naming_the_folder(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An unfinished run of the same science is found by itself; a finished one is left alone."""
+    words = [*tiny, f"output.runs_dir={tmp_path}", "data.heldout=null"]
+    assert main(["pretrain", *words]) == 0
+    first = tmp_path / "default-001"
+    assert "knn_skipped" in _summary(first)
+    (first / "summary.json").unlink()  # stopped between the last update and the summary
+    capsys.readouterr()
+    assert main(["pretrain", *words, "output.log_every=2"]) == 0
+    assert "update 6 of 6" in capsys.readouterr().out
+    assert _summary(first)["steps"] == 6
+    before = (first / "metrics.jsonl").read_bytes()
+    assert main(["pretrain", *words]) == 0
+    assert (first / "metrics.jsonl").read_bytes() == before
+    assert _losses(tmp_path / "default-002") == _losses(first)
+    assert (tmp_path / "latest").resolve() == tmp_path / "default-002"
+
+
+def test_a_finished_run_says_so_and_stays_as_it_is(
+    tiny: list[str], tmp_path: Path, finished_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished_run.rglob("*") if path.is_file()}
+    assert main(["pretrain", *tiny, f"output.dir={finished_run}"]) == 0
+    assert "is finished already" in capsys.readouterr().out
+    after = {path: path.stat().st_mtime_ns for path in finished_run.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_the_folder_of_another_run_is_refused_and_what_differs_is_named(
+    tiny: list[str], finished_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*tiny, "seed=5", "stem=linear", f"output.dir={finished_run}"]
+    assert main(["pretrain", *words]) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "seed: 0 -> 5" in message
+    assert "stem.name: 'hmlp' -> 'linear'" in message
+    assert "train.lr" not in message
+
+
+def _settings(kind: type[Section]) -> Iterator[tuple[str, str]]:
+    for name, field in kind.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from _settings(field.annotation)
+        else:
+            yield kind.__name__, name
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
+    """Names of the settings that are asked for from now on, by their section's class."""
+    asked = set[tuple[str, str]]()
+    plain = Section.__getattribute__
+
+    def spy(self: Section, name: str) -> Any:
+        kind = type(self)
+        if name == "model_dump" and kind not in (Config, TokenizerConfig):
+            asked.update((kind.__name__, field) for field in kind.model_fields)
+        for base in kind.__mro__:
+            asked.add((base.__name__, name))
+        return plain(self, name)
+
+    monkeypatch.setattr(Section, "__getattribute__", spy, raising=False)
+    return asked
+
+
+def test_a_pretraining_reads_every_setting(
+    tiny: list[str], tmp_path: Path, read: set[tuple[str, str]]
+) -> None:
+    """No accepted setting is without effect: what nothing reads can have none."""
+    words = [*tiny, f"output.runs_dir={tmp_path}", "train.steps=null", "train.epochs=0.25"]
+    config = load_config(DEFAULT, words)
+    read.clear()
+    pretraining.run(config, started_at=time.time())
+    assert set(_settings(Config)) - read == set()
+
+
+ENCODERS_VIEW = {"image_size": "64", "image_interpolation": "bilinear", "mean": "[0, 0, 0]",
+                 "std": "[1, 1, 1]"}  # fmt: skip
+
+
+def test_a_tokenizers_training_reads_every_setting(
+    tiny: list[str], tmp_path: Path, read: set[tuple[str, str]]
+) -> None:
+    kept = ("data.train", "data.heldout", "data.cache_dir", "data.token_size", "engine.", "output.")
+    words = [word for word in tiny if word.startswith(kept)]
+    config = load_tokenizer_config(ROOT / "configs" / "tokenizer.yaml", [
+        *words, f"output.runs_dir={tmp_path}", "train.steps=null", "train.epochs=0.25",
+        "train.batch_size=8", "model.width=16", "model.vocabulary=32",
+    ])  # fmt: skip
+    read.clear()
+    tokenizer_training.run(config, started_at=time.time())
+    view = {("DataConfig", name) for name in ENCODERS_VIEW}
+    assert set(_settings(TokenizerConfig)) - read <= view
+
+
+@pytest.mark.parametrize("name", ENCODERS_VIEW)
+def test_a_tokenizers_training_refuses_settings_of_the_encoders_view(name: str) -> None:
+    override = f"data.{name}={ENCODERS_VIEW[name]}"
+    with pytest.raises(UserError, match=rf"data\.{name} does nothing here"):
+        load_tokenizer_config(ROOT / "configs" / "tokenizer.yaml", [override])
+
+
+def _launch(launcher: list[str], words: list[str], folder: Path) -> None:
+    ended = command([*launcher, str(ROOT / "tools" / "pretrain.py"), *words], cwd=folder)
+    assert ended.code == 0, ended.out[-3000:] + ended.err[-3000:]
+
+
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+DEEPSPEED = ["-m", "deepspeed.launcher.runner", "--num_accelerators=2", "--master_port=29731"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "stage"), [(TORCHRUN, 3), (DEEPSPEED, 1)], ids=["torchrun-3", "deepspeed-1"]
+)
+def test_two_ranks_equal_one(
+    launcher: list[str], stage: int, finished_run: Path, tiny: list[str], tmp_path: Path
+) -> None:
+    """BatchNorm's statistics are those of the global batch."""
+    words = [*tiny, "engine.runtime=deepspeed", f"engine.zero_stage={stage}", "output.dir=run"]
+    _launch(launcher, words, tmp_path)
+    _assert_close(tmp_path / "run", finished_run, 1e-5)
+    assert _summary(tmp_path / "run")["heldout_loss"] == pytest.approx(
+        _summary(finished_run)["heldout_loss"], abs=1e-4
+    )
+    assert _last(tmp_path / "run").weights.keys() == _last(finished_run).weights.keys()
+
+
+@pytest.mark.slow
+def test_a_run_of_one_process_is_continued_by_two_ranks(
+    finished_run: Path, tiny: list[str], tmp_path: Path
+) -> None:
+    """Plain PyTorch wrote the checkpoint, ZeRO stage 3 on two ranks goes on from it."""
+    run = _run(tmp_path / "run", tiny)
+    for later in [run / "summary.json", run / "checkpoints" / "step-00000006"]:
+        for file in later.iterdir() if later.is_dir() else []:
+            file.unlink()
+        later.rmdir() if later.is_dir() else later.unlink()
+    words = [*tiny, "engine.runtime=deepspeed", "engine.zero_stage=3", "output.dir=run"]
+    _launch(TORCHRUN, words, tmp_path)
+    assert [step for step, _ in _losses(run)] == [1, 2, 3, 4, 5, 6]
+    _assert_close(run, finished_run, 1e-5)

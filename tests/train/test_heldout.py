@@ -1,0 +1,97 @@
+"""Held-out loss: every image once, and the lines it is judged by in closed form."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mimkit.batch import Batch, to_unit
+from mimkit.tokenizers import TOKENIZERS, VisualTokenizer
+from mimkit.train.heldout import evaluate, token_statistics
+
+PIXELS = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5), "device": torch.device("cpu")}
+
+
+class _Frequencies(nn.Module):
+    """A model that always predicts the same distribution."""
+
+    def __init__(self, logits_V: Tensor) -> None:
+        super().__init__()
+        self.logits_V = logits_V
+
+    def forward(self, image_BCHW: Tensor, mask_BN: Tensor, keep_LB2: Tensor | None) -> Tensor:
+        return self.logits_V.expand(int(mask_BN.sum()), -1)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tokenizer_file: Path) -> VisualTokenizer:
+    return TOKENIZERS["dvae"](path=str(tokenizer_file))
+
+
+def _batch(seed: int, index_B: list[int]) -> Batch:
+    draw = torch.Generator().manual_seed(seed)
+    size = (len(index_B), 3, 32, 32)
+    images = torch.randint(0, 256, size, generator=draw, dtype=torch.uint8)
+    mask_BN = torch.rand(len(index_B), 16, generator=draw).argsort(dim=1) < 6
+    return Batch(images, images, mask_BN, torch.zeros(len(index_B)), torch.tensor(index_B))
+
+
+def _targets(tokenizer: VisualTokenizer, batches: list[Batch]) -> Tensor:
+    return torch.cat([tokenizer.encode(to_unit(b.token_view_BChw))[b.mask_BN] for b in batches])
+
+
+def test_guessing_by_frequency_costs_the_unigram_entropy(tokenizer: VisualTokenizer) -> None:
+    batches = [_batch(0, [0, 1, 2]), _batch(1, [3, 4, 5])]
+    counts_V = torch.bincount(
+        _targets(tokenizer, batches), minlength=tokenizer.prediction_dim
+    ).float()
+    model = _Frequencies((counts_V / counts_V.sum()).clamp_min(1e-30).log())
+    values = evaluate(model, tokenizer, batches, sum_over_ranks=lambda t: t, **PIXELS)
+    assert values["heldout_loss"] == pytest.approx(values["unigram_entropy"], rel=1e-5)
+    assert values["heldout_accuracy"] == pytest.approx(values["most_common_token"])
+    assert values["ln_vocab"] == pytest.approx(math.log(tokenizer.prediction_dim))
+    assert values["tokens_used"] == int((counts_V > 0).sum())
+    assert model.training  # back in the mode that training needs
+
+
+def test_padding_is_not_counted(tokenizer: VisualTokenizer) -> None:
+    whole = [_batch(0, [0, 1, 2, 3])]
+    padded = [_batch(0, [0, 1, 2, -1])]
+    draw = torch.Generator().manual_seed(5)
+    model = _Frequencies(torch.randn(tokenizer.prediction_dim, generator=draw))
+    got = evaluate(model, tokenizer, padded, sum_over_ranks=lambda t: t, **PIXELS)
+    first = Batch(*(field[:3] for field in whole[0]))
+    expected = evaluate(model, tokenizer, [first], sum_over_ranks=lambda t: t, **PIXELS)
+    assert got == pytest.approx(expected)
+    other = evaluate(model, tokenizer, whole, sum_over_ranks=lambda t: t, **PIXELS)
+    assert got["heldout_loss"] != pytest.approx(other["heldout_loss"], rel=1e-6)
+
+
+def test_a_rank_with_padding_only_joins_the_sums_with_nothing(tokenizer: VisualTokenizer) -> None:
+    """What two ranks exchange has one shape, and adds up to what one rank would get."""
+    exchanged: list[list[Tensor]] = []
+
+    def record(tensor: Tensor) -> Tensor:
+        exchanged[-1].append(tensor.clone())
+        return tensor
+
+    model = _Frequencies(torch.linspace(0, 1, tokenizer.prediction_dim))
+    for indexes in ([0, 1], [-1, -1]):
+        exchanged.append([])
+        try:
+            evaluate(model, tokenizer, [_batch(0, indexes)], sum_over_ranks=record, **PIXELS)
+        except ZeroDivisionError:
+            assert indexes == [-1, -1]  # alone, this rank has nothing to take a mean of
+    assert exchanged[0][0].shape == exchanged[1][0].shape
+    assert not exchanged[1][0].any()
+
+
+def test_token_statistics_of_a_uniform_and_a_constant_tokenizer() -> None:
+    uniform = token_statistics(torch.full((8,), 5.0))
+    assert uniform["unigram_entropy"] == pytest.approx(math.log(8))
+    assert uniform["most_common_token"] == pytest.approx(1 / 8)
+    constant = token_statistics(torch.tensor([0.0, 9.0, 0.0, 0.0]))
+    assert constant["unigram_entropy"] == 0
+    assert (constant["most_common_token"], constant["tokens_used"]) == (1.0, 1)
