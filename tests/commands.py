@@ -7,6 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
+
+from mimkit.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 _VARIABLES_OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE",
@@ -45,7 +48,17 @@ def command(
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Of a command: this process's, without what a launcher or an in-process engine has set."""
+    """Of a command: this process's, without what an engine has set here, and without a GPU.
+
+    Equal to the last bit is a promise of the CPU.
+    """
     inherited = {name: value for name, value in os.environ.items()
                  if name not in _VARIABLES_OF_RANKS}  # fmt: skip
-    return {**inherited, "OMP_NUM_THREADS": "1", **(extra or {})}
+    cpu = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    return {**inherited, **cpu, **(extra or {})}
+
+
+def pretrain(words: Sequence[str]) -> int:
+    """`mimkit pretrain` in this process, on the CPU; the exit code."""
+    with mock.patch("torch.cuda.is_available", return_value=False):
+        return main(["pretrain", *words])

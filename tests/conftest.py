@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import Shards
+from commands import Shards, pretrain
 from PIL import Image
 
-from mimkit.cli import main
 from mimkit.data.writer import Item, ShardRecord, write_manifest, write_shard
 
 PHOTOGRAPHS = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")  # one class each
@@ -96,5 +95,5 @@ def finished_run(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> P
     """The folder of a pretraining by `mimkit pretrain`, six updates, in this process."""
     runs = tmp_path_factory.mktemp("finished") / "runs"
     words = [*tiny, f"output.runs_dir={runs}", "output.tensorboard=true"]
-    assert main(["pretrain", *words]) == 0
+    assert pretrain(words) == 0
     return (runs / "latest").resolve()

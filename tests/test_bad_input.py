@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ROOT, Ended, Shards, command
+from commands import ROOT, Ended, Shards, command, pretrain
 
 from mimkit.cli import main
 from mimkit.data.index import index_path
+from mimkit.data.sources.shards import ShardSource
 from mimkit.data.writer import Item, write_shard
 from mimkit.errors import UserError
 from mimkit.train.runtimes import UpdateRule
@@ -32,7 +33,7 @@ def complaint(tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str
     def say(*words: str, starts: bool = False) -> str:
         runs = tmp_path / "runs"
         began = time.perf_counter()
-        assert main(["pretrain", *tiny, f"output.runs_dir={runs}", *words]) == 2
+        assert pretrain([*tiny, f"output.runs_dir={runs}", *words]) == 2
         assert time.perf_counter() - began < 20
         assert runs.exists() == starts
         assert list(tmp_path.rglob("summary.json")) == []
@@ -205,7 +206,7 @@ def test_unknown_parts_and_settings(complaint: Complaint) -> None:
 def test_an_unknown_verb_and_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pretrian"]) == 2
     assert "there is no verb 'pretrian'. Did you mean 'pretrain'?" in capsys.readouterr().err
-    assert main(["pretrain", "--config", "nowhere"]) == 2
+    assert pretrain(["--config", "nowhere"]) == 2
     assert "there is no configuration file 'nowhere'" in _paragraph(capsys.readouterr().err)
 
 
@@ -247,7 +248,7 @@ def test_a_file_where_a_folder_should_be(
     (tmp_path / "file").write_text("precious")
     words = [*tiny, f"{word}={tmp_path / 'file'}"]
     words += ["data.train=embedded", "data.heldout=embedded"] if word == "data.cache_dir" else []
-    assert main(["pretrain", *words]) == 2
+    assert pretrain(words) == 2
     assert str(tmp_path / "file") in _paragraph(capsys.readouterr().err)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -342,20 +343,35 @@ def test_a_full_disk(tiny: list[str], tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
+def _set_with_one_bad_image(shards: Shards, folder: Path) -> Path:
+    """Only one of two ranks draws it."""
+    source = ShardSource(shards=str(shards.train))
+    samples = [source[i] for i in range(len(source))]
+    bad = b"\xff\xd8\xff\xe0 no picture"
+    items = [Item(s.key, s.image if s.index != 5 else bad, "jpg", s.label) for s in samples]
+    folder.mkdir()
+    write_shard(folder / "train-00000.tar", items, split="train")
+    return folder
+
+
 @pytest.mark.slow
-def test_two_ranks_end_and_one_of_them_speaks(tiny: list[str], tmp_path: Path) -> None:
-    """Before the ranks meet, as for a tokenizer, and after it, as for shards."""
+@pytest.mark.parametrize("when", ["before they meet", "at the start", "in training"])
+def test_two_ranks_end_and_one_of_them_speaks(
+    when: str, tiny: list[str], shards: Shards, tmp_path: Path
+) -> None:
     (tmp_path / "text.safetensors").write_text("<!DOCTYPE html>")
+    bad = _set_with_one_bad_image(shards, tmp_path / "bad")
+    word, message = {
+        "before they meet": (f"tokenizer.path={tmp_path / 'text.safetensors'}", "is text, not"),
+        "at the start": (f"data.train={tmp_path / 'missing'}", "do not exist"),
+        "in training": (f"data.train={bad}", "key 'train_005'"),
+    }[when]
     launcher = ("-m", "deepspeed.launcher.runner", "--num_accelerators=2", "--master_port=29741")
-    words = [*tiny, "engine.runtime=deepspeed"]
-    for wrong, message in (
-        (f"tokenizer.path={tmp_path / 'text.safetensors'}", "is text, not safetensors"),
-        (f"data.train={tmp_path / 'missing'}", "do not exist"),
-    ):
-        ended = _tool([*words, wrong], tmp_path, launcher)
-        said = " ".join((ended.out + ended.err).split())
-        assert ended.code != 0
-        assert ended.seconds < 60
-        assert said.count(message) == 1, said
-        assert "Traceback" not in said
-        assert not (tmp_path / "runs").exists()
+    words = [*tiny, "engine.runtime=deepspeed", "train.steps=12"]
+    ended = _tool([*words, word], tmp_path, launcher)
+    said = " ".join((ended.out + ended.err).split())
+    assert ended.code != 0
+    assert ended.seconds < 60
+    assert said.count(message) == 1, said
+    assert "Traceback" not in said
+    assert list(tmp_path.rglob("summary.json")) == []

@@ -10,15 +10,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from commands import ROOT, command, environment
+from commands import ROOT, command, environment, pretrain
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mimkit import pretraining, tokenizer_training
-from mimkit.cli import main
 from mimkit.config import (
     Config,
     Section,
@@ -38,7 +38,7 @@ TIMES = {"images_per_second", "seconds_to_first_step"}
 
 def _run(folder: Path, words: list[str]) -> Path:
     """A whole run in this process."""
-    assert main(["pretrain", *words, f"output.dir={folder}"]) == 0
+    assert pretrain([*words, f"output.dir={folder}"]) == 0
     return folder
 
 
@@ -217,14 +217,14 @@ def test_killed_and_continued_equals_uninterrupted_bit_for_bit(
     """
     run, process = stopped
     words = [*tiny, *LONG, "engine.workers=0", f"output.dir={run}"]
-    assert main(["pretrain", *words]) == 2
+    assert pretrain(words) == 2
     assert f"another process is training in {run}" in " ".join(capsys.readouterr().err.split())
     process.kill()
     process.wait()
     assert not (run / "summary.json").exists()
     newest = checkpoint.latest(run / "checkpoints")
     assert newest is not None
-    assert main(["pretrain", *words]) == 0
+    assert pretrain(words) == 0
     assert f"continuing from {newest}" in capsys.readouterr().out
     whole = _run(tmp_path / "whole", [*tiny, *LONG, "engine.workers=2"])
     _assert_bit_equal(run, whole)
@@ -237,16 +237,16 @@ def test_the_same_command_continues_without_naming_the_folder(
 ) -> None:
     """An unfinished run of the same science is found by itself; a finished one is left alone."""
     words = [*tiny, f"output.runs_dir={tmp_path}", "data.heldout=null"]
-    assert main(["pretrain", *words]) == 0
+    assert pretrain(words) == 0
     first = tmp_path / "default-001"
     assert "knn_skipped" in _summary(first)
     (first / "summary.json").unlink()  # stopped between the last update and the summary
     capsys.readouterr()
-    assert main(["pretrain", *words, "output.log_every=2"]) == 0
+    assert pretrain([*words, "output.log_every=2"]) == 0
     assert "update 6 of 6" in capsys.readouterr().out
     assert _summary(first)["steps"] == 6
     before = (first / "metrics.jsonl").read_bytes()
-    assert main(["pretrain", *words]) == 0
+    assert pretrain(words) == 0
     assert (first / "metrics.jsonl").read_bytes() == before
     assert _losses(tmp_path / "default-002") == _losses(first)
     assert (tmp_path / "latest").resolve() == tmp_path / "default-002"
@@ -256,7 +256,7 @@ def test_a_finished_run_says_so_and_stays_as_it_is(
     tiny: list[str], tmp_path: Path, finished_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished_run.rglob("*") if path.is_file()}
-    assert main(["pretrain", *tiny, f"output.dir={finished_run}"]) == 0
+    assert pretrain([*tiny, f"output.dir={finished_run}"]) == 0
     assert "is finished already" in capsys.readouterr().out
     after = {path: path.stat().st_mtime_ns for path in finished_run.rglob("*") if path.is_file()}
     assert after == before
@@ -266,7 +266,7 @@ def test_the_folder_of_another_run_is_refused_and_what_differs_is_named(
     tiny: list[str], finished_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [*tiny, "seed=5", "stem=linear", f"output.dir={finished_run}"]
-    assert main(["pretrain", *words]) == 2
+    assert pretrain(words) == 2
     message = " ".join(capsys.readouterr().err.split())
     assert "seed: 0 -> 5" in message
     assert "stem.name: 'hmlp' -> 'linear'" in message
@@ -306,7 +306,8 @@ def test_a_pretraining_reads_every_setting(
     words = [*tiny, f"output.runs_dir={tmp_path}", "train.steps=null", "train.epochs=0.25"]
     config = load_config(DEFAULT, words)
     read.clear()
-    pretraining.run(config, started_at=time.time())
+    with mock.patch("torch.cuda.is_available", return_value=False):
+        pretraining.run(config, started_at=time.time())
     assert set(_settings(Config)) - read == set()
 
 
@@ -324,7 +325,8 @@ def test_a_tokenizers_training_reads_every_setting(
         "train.batch_size=8", "model.width=16", "model.vocabulary=32",
     ])  # fmt: skip
     read.clear()
-    tokenizer_training.run(config, started_at=time.time())
+    with mock.patch("torch.cuda.is_available", return_value=False):
+        tokenizer_training.run(config, started_at=time.time())
     view = {("DataConfig", name) for name in ENCODERS_VIEW}
     assert set(_settings(TokenizerConfig)) - read <= view
 

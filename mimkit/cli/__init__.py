@@ -11,6 +11,9 @@ from mimkit import __version__
 from mimkit.errors import UserError
 from mimkit.registry import nearest
 
+# How gloo and nccl say that the other end of a connection is gone.
+_LOST = ("losed by peer", "eset by peer", "Broken pipe", "remote process exited")
+
 
 def verbs() -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
@@ -38,6 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except UserError as error:
         _complain(str(error))
+        return 2
+    except RuntimeError as error:
+        if not (_ranks_have_met() and any(words in str(error) for words in _LOST)):
+            raise
+        _complain("another rank ended before this one; the reason is what it said")
         return 2
     except KeyboardInterrupt:
         _complain("interrupted; the same command continues from the last checkpoint")
