@@ -51,7 +51,12 @@ def run(config: Config, *, started_at: float) -> RunFolder:
         started_at: when the command was given (seconds since the epoch), for the summary.
     """
     parts = make_parts(config)
-    session = Session(config, bf16=build.use_bf16(config.engine), started_at=started_at)
+    session = Session(
+        config,
+        views=config.data,
+        bf16=build.use_bf16(config.engine),
+        started_at=started_at,
+    )
     if not session.folder.finished:
         _Pretraining(config, parts, session).run()
     return session.folder
@@ -79,7 +84,7 @@ class _Pretraining:
             f"masked",
             facts={"tokenizer": self.parts.tokenizer.fingerprint},
         )
-        batches = session.batches(build.build_views(config.data), self.parts.mask)
+        batches = session.batches(self.parts.mask)
         weights = session.train(self._step, batches, hooks=self._hooks())
         session.close()
         if session.is_first:

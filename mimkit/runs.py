@@ -103,7 +103,7 @@ class Lock:
         os.close(self.descriptor)
 
 
-def lock(run: RunFolder) -> Any:
+def lock(run: RunFolder) -> Lock:
     """Takes the folder for this process.
 
     lockf, not flock: loader processes would inherit that, and hold it after this one was killed.

@@ -6,17 +6,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mimkit import build, runs
 from mimkit.batch import Batch
-from mimkit.config import Config, TokenizerConfig
+from mimkit.config import Config, DataConfig, TokenizerConfig
 from mimkit.data.loader import BatchLoader, eval_loader, train_loader
 from mimkit.data.sources import Source
-from mimkit.data.views import TwoViews
 from mimkit.files import write_text
 from mimkit.masks import Mask
 from mimkit.runs import RunFolder
@@ -38,6 +37,7 @@ class Session:
 
     Args:
         config: of a pretraining or a tokenizer's training.
+        views: sizes and interpolations of the views; those of `config` where both are used.
         bf16: whether forward runs under bf16 autocast.
         started_at: when the command was given, seconds since the epoch.
 
@@ -46,8 +46,15 @@ class Session:
             read, the folder is another run's or in use.
     """
 
-    def __init__(self, config: Config | TokenizerConfig, *, bf16: bool, started_at: float) -> None:
-        self.config, self.started_at = config, started_at
+    def __init__(
+        self,
+        config: Config | TokenizerConfig,
+        *,
+        views: DataConfig,
+        bf16: bool,
+        started_at: float,
+    ) -> None:
+        self.config, self.views, self.started_at = config, views, started_at
         build.check_splits(config.data)
         self.runtime: Runtime = RUNTIMES[config.engine.runtime]()
         torch.set_num_threads(config.engine.threads or max(1, _cores() // self.runtime.local_world))
@@ -57,7 +64,7 @@ class Session:
         self.folder: RunFolder = self.runtime.from_rank_0(
             runs.choose_run_folder(config) if self.runtime.rank == 0 else None
         )
-        self._lock: IO[str] | None = None
+        self._lock: runs.Lock | None = None
         if self.is_first and not self.folder.finished:
             self._lock = runs.lock(self.folder)
         self.runtime.from_rank_0(None)  # nobody goes on where the folder is in use
@@ -162,11 +169,11 @@ class Session:
         self.recorder = Recorder(self.folder.path, start=self.start, steps=self.plan.steps,
                                  tensorboard=self.config.output.tensorboard)  # fmt: skip
 
-    def batches(self, views: TwoViews, mask: Mask | None) -> Iterator[Batch]:
+    def batches(self, mask: Mask | None) -> Iterator[Batch]:
         """The endless stream of this rank's micro-batches, from where the run stands."""
         loader = train_loader(
             source=self.data.train,
-            views=views,
+            views=build.build_views(self.views),
             mask=mask,
             seed=self.config.seed,
             batch_size=self.rule.micro_batch,
@@ -205,7 +212,7 @@ class Session:
         """
         loader = eval_loader(
             source=source,
-            view=build.build_probe_view(self.config.data),
+            view=build.build_probe_view(self.views),
             mask=mask,
             seed=self.config.seed,
             batch_size=min(self.rule.micro_batch, limit),

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mimkit import build
 from mimkit.batch import Batch, to_unit
 from mimkit.config import TokenizerConfig
 from mimkit.errors import UserError
@@ -43,7 +42,9 @@ def run(config: TokenizerConfig, *, started_at: float) -> RunFolder:
     _check(config)
     noise = torch_generator(Purpose.INIT, seed=config.seed)
     dvae = make_dvae(**config.model.model_dump(), generator=noise)
-    session = Session(config, bf16=False, started_at=started_at)
+    # the encoder's view is not used: render it at the tokenizer's size
+    views = config.data.model_copy(update={"image_size": config.data.token_size})
+    session = Session(config, views=views, bf16=False, started_at=started_at)
     if not session.folder.finished:
         _TokenizerTraining(config, _Trainee(dvae), session).run()
     return session.folder
@@ -87,11 +88,9 @@ class _TokenizerTraining:
             f"{parameters / 1e6:.2f} M parameters, views of {config.data.token_size} pixels",
             facts={},
         )
-        views = build.build_views(config.data.model_copy(update={
-            "image_size": config.data.token_size}))  # fmt: skip
         session.train(
             self._step,
-            session.batches(views, None),
+            session.batches(None),
             hooks=[
                 Hook(config.output.evaluate_every, self._evaluate),
                 Hook(config.output.picture_every, self._draw),

@@ -18,8 +18,10 @@ for _ in $(seq 180); do
     if ls "$work"/run/checkpoints/step-* >/dev/null 2>&1; then break; fi
     sleep 1
 done
-pkill -9 -f "output.dir=$work/run" || true
+pkill -9 -P "$launcher" || true  # the launcher's child, which ends its ranks
+kill -9 "$launcher" || true
 wait "$launcher" || true
+sleep 5
 deepspeed tools/pretrain.py output.dir="$work/run" output.checkpoint_every=50
 python tools/export.py "$work/run" --format timm "$work/encoder.safetensors"
 python - "$work/run/summary.json" <<'PY'

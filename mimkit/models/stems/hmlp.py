@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from einops import rearrange
 from torch import Tensor, nn
 
 from mimkit.errors import UserError
@@ -45,7 +46,7 @@ class Hmlp(Stem):
     def forward(self, image_BCHW: Tensor) -> Tensor:
         self.grid(*image_BCHW.shape[2:])
         tokens_BDHW: Tensor = self.layers(image_BCHW)
-        return tokens_BDHW.flatten(2).transpose(1, 2)
+        return rearrange(tokens_BDHW, "b d h w -> b (h w) d")
 
     @property
     def reach(self) -> int:

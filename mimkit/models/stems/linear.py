@@ -1,5 +1,6 @@
 """The stem of ViT, DeiT and BEiT: one convolution whose kernel is the patch."""
 
+from einops import rearrange
 from torch import Tensor, nn
 
 from mimkit.models.stems import STEMS, Stem
@@ -19,7 +20,7 @@ class Linear(Stem):
     def forward(self, image_BCHW: Tensor) -> Tensor:
         self.grid(*image_BCHW.shape[2:])
         tokens_BDHW: Tensor = self.project(image_BCHW)
-        return tokens_BDHW.flatten(2).transpose(1, 2)
+        return rearrange(tokens_BDHW, "b d h w -> b (h w) d")
 
     @property
     def reach(self) -> int:
