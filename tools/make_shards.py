@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from mimkit.cli import main
+from mimkit.cli import door
 
 if __name__ == "__main__":
-    sys.exit(main(["make_shards", *sys.argv[1:]]))
+    door(["make_shards", *sys.argv[1:]])

@@ -6,6 +6,7 @@ import pkgutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from typing import NoReturn
 
 from mimkit import __version__
 from mimkit.errors import UserError
@@ -50,6 +51,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _complain("interrupted; the same command continues from the last checkpoint")
         return 130
+
+
+def door(argv: Sequence[str] | None = None) -> NoReturn:
+    """`main` as a process: ends it with the exit code.
+
+    A rank among others skips the interpreter's teardown. There, C++ threads of process groups can
+    abort a rank that has finished ("terminate called without an active exception", exit code -6:
+    seen once in some twenty runs under torchrun), and the launcher then ends the others too.
+    """
+    code = main(argv)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        os._exit(code)
+    sys.exit(code)
 
 
 def _complain(text: str) -> None:
