@@ -34,6 +34,15 @@ def make_part(registry: Registry[Callable[..., Part]], config: PartConfig, **giv
     Raises:
         UserError: a setting that the part does not take, that is missing, or of the wrong type.
     """
+    part, settings = _bind(registry, config, *given)
+    taken = inspect.signature(part).parameters
+    return part(**settings, **{name: given[name] for name in given if name in taken})
+
+
+def _bind(
+    registry: Registry[Callable[..., Part]], config: PartConfig, *given: str
+) -> tuple[Callable[..., Part], dict[str, Any]]:
+    """The part and its checked settings; `given` are arguments that the program adds."""
     part, section = registry[config.name], registry.kind
     hints = _hints(part)
     parameters = inspect.signature(part).parameters
@@ -55,7 +64,7 @@ def make_part(registry: Registry[Callable[..., Part]], config: PartConfig, **giv
         key: _typed(value, hints.get(key, Any), f"{section}.{key}")
         for key, value in config.settings.items()
     }
-    return part(**settings, **{name: given[name] for name in given if name in parameters})
+    return part, settings
 
 
 def _hints(part: Any) -> dict[str, Any]:
@@ -98,11 +107,19 @@ def build_model(config: Config, *, prediction_dim: int) -> MaskedImageModel:
 
 
 def build_mask(config: Config, grid: Grid) -> Mask:
-    if "num_masked" in config.mask.settings:
-        return make_part(MASKS, config.mask, grid=grid)
     # BEiT masks 75 of 196; the same share elsewhere
-    share = round(grid[0] * grid[1] * 75 / 196)
-    return make_part(MASKS, config.mask, grid=grid, num_masked=max(1, share))
+    share = max(1, round(grid[0] * grid[1] * 75 / 196))
+    settings = {"num_masked": share, **config.mask.settings}
+    return make_part(MASKS, PartConfig(name=config.mask.name, **settings), grid=grid)
+
+
+def check_parts(config: Config) -> None:
+    """UserError where a part does not exist, or not with these settings; reads no file."""
+    size = SIZES[config.encoder.size]
+    with torch.device("meta"):
+        stem = make_part(STEMS, config.stem, width=size.width, patch_size=config.encoder.patch_size)
+    build_mask(config, stem.grid(config.data.image_size, config.data.image_size))
+    _bind(TOKENIZERS, config.tokenizer)
 
 
 def check_grids(config: Config, model: MaskedImageModel, tokenizer: VisualTokenizer) -> Grid:
@@ -195,7 +212,12 @@ def use_bf16(engine: EngineConfig) -> bool:
 
 
 def deepspeed_file(engine: EngineConfig) -> Path | None:
-    """The user's DeepSpeed JSON; UserError where the chosen runtime would ignore it."""
+    """The user's DeepSpeed JSON; UserError where the chosen runtime would ignore a setting."""
+    if engine.runtime != "deepspeed" and engine.zero_stage > 1:
+        raise UserError(
+            f"engine.zero_stage={engine.zero_stage} would be ignored by engine.runtime="
+            f"{engine.runtime}, which keeps everything whole; set engine.runtime=deepspeed"
+        )
     if engine.deepspeed_config is None:
         return None
     if engine.runtime != "deepspeed":

@@ -6,6 +6,7 @@ the run, and a run folder is only continued when the science is the same.
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from mimkit.errors import UserError
 from mimkit.registry import nearest
+from mimkit.resources import configs_folder
 
 Settings = dict[str, Any]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -242,7 +244,14 @@ def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> Settings:
     if not isinstance(found, dict):
         raise UserError(f"{path} holds {type(found).__name__}, expected `key: value` lines")
     base = found.pop("base", None)
-    return _merge(_read_file(path.parent / base, (*seen, path)), found) if base else found
+    return _merge(_read_file(_base(path, str(base)), (*seen, path)), found) if base else found
+
+
+def _base(path: Path, name: str) -> Path:
+    """Beside the file that names it, or one of the shipped ones, with or without `.yaml`."""
+    beside = path.parent / name
+    shipped = configs_folder() / (name if name.endswith(".yaml") else f"{name}.yaml")
+    return shipped if not beside.exists() and shipped.exists() else beside
 
 
 _PARTS = ("mask", "stem", "tokenizer")
@@ -255,7 +264,8 @@ def _override(text: str) -> Settings:
         raise UserError(f"'{text}' is not an override; write key=value, for example train.lr=1e-3")
     if key in _PARTS and not value.startswith("{"):
         key += ".name"
-    settings: Any = _parse(value, f"the value of {key}")
+    # a glob that begins with * would be a YAML alias
+    settings: Any = value if value.startswith("*") else _parse(value, f"the value of {key}")
     for word in reversed(key.split(".")):
         settings = {word: settings}
     assert isinstance(settings, dict)
@@ -264,9 +274,15 @@ def _override(text: str) -> Settings:
 
 def _merge_overrides(overrides: Sequence[str]) -> Settings:
     settings: Settings = {}
+    keys = [text.partition("=")[0] for text in overrides]
+    for key, following in itertools.pairwise(keys):
+        if key == following:  # further apart, the last one wins: a script adds to its defaults
+            raise UserError(
+                f"{key} is given twice in a row; give it once. A shell makes several words of "
+                f"braces: quote them, '{key}=train-{{000..012}}.tar'"
+            )
     for text in overrides:
-        new = _override(text)
-        settings = _deep_update(settings, new)
+        settings = _deep_update(settings, _override(text))
     return settings
 
 
@@ -307,6 +323,11 @@ def _explain(error: ValidationError, kind: type[BaseModel], origin: str) -> str:
 
 def _load(kind: type[Any], path: Path, overrides: Sequence[str]) -> Any:
     settings = _merge(_read_file(path), _merge_overrides(overrides))
+    if kind is Config and "objective" in settings:
+        raise UserError(
+            f"{path} is the configuration of a tokenizer's training; give it to "
+            "tools/train_tokenizer.py, or give pretraining's"
+        )
     origin = " ".join([str(path), *overrides])
     try:
         return kind.model_validate(settings)

@@ -172,14 +172,14 @@ def _report(s: dict[str, Any], folder: RunFolder) -> str:
         lines.append(f"Held-out loss: {s['heldout_loss']:.4f}.")
     if "knn_top1" in s:
         lines.append(
-            f"kNN on frozen features: {s['knn_top1']:.1%}; untrained encoder "
-            f"{s['knn_top1_untrained']:.1%}, raw pixels {s['knn_top1_pixels']:.1%}, chance "
-            f"{s['knn_chance']:.1%}."
+            f"kNN on frozen features of {s['knn_heldout_images']} held-out images: "
+            f"{s['knn_top1']:.1%} right; untrained encoder {s['knn_top1_untrained']:.1%}, raw "
+            f"pixels {s['knn_top1_pixels']:.1%}, most common label {s['knn_chance']:.1%}."
         )
     else:
         lines.append(f"No kNN: {s['knn_skipped']}.")
     lines += [
         f"Everything is in {folder.path}: summary.json, metrics.jsonl, pictures/, checkpoints/.",
-        f"Next: python tools/export.py {folder.path} --format timm encoder.safetensors",
+        f"Next: mimkit export {folder.path} encoder.safetensors --format timm",
     ]
     return "\n".join(lines)

@@ -20,7 +20,7 @@ from mimkit.downstream.knn import (
 )
 from mimkit.models.mim import MaskedImageModel
 
-_CALIBRATION = 512  # images for the untrained encoder's BatchNorm
+_CALIBRATION = 512  # images for the statistics of BatchNorm
 
 
 def probe(
@@ -37,8 +37,9 @@ def probe(
     `heldout` is embedded or the user's; the shards of `train` should be shuffled, as make_shards
     does, for their first images to be a fair sample.
     """
-    if heldout is None or (train.labels == NO_LABEL).any() or (heldout.labels == NO_LABEL).any():
-        return {"knn_skipped": "the shards have no labels" if heldout else "data.heldout is null"}
+    if (reason := _no_knn(train, heldout)) is not None:
+        return {"knn_skipped": reason}
+    assert heldout is not None
     settings = config.probe
     pixels = {"mean": config.data.mean, "std": config.data.std}
 
@@ -49,7 +50,8 @@ def probe(
 
     trained, untrained = (_model(config, weights) for _ in range(2))
     trained.load_state_dict(weights)
-    recalibrate(untrained, batches(train, _CALIBRATION), device=device, **pixels)
+    for model in (trained, untrained):  # alike: an untrained stem has no statistics of its own
+        recalibrate(model, batches(train, _CALIBRATION), device=device, **pixels)
     extractors: dict[str, Extractor] = {
         name: encoder_features(model.image_encoder, pooling=settings.pooling,
                                depth=settings.depth, device=device, **pixels)
@@ -59,10 +61,35 @@ def probe(
     gallery = extract(extractors, batches(train, settings.train_limit))
     queries = extract(extractors, batches(heldout, settings.heldout_limit))
     labels = queries["knn_top1_pixels"].label_B
-    return {
+    accuracies = {
         name: knn_accuracy(gallery[name], queries[name], neighbours=settings.neighbours)
         for name in extractors
-    } | {"knn_chance": float(labels.bincount().max() / len(labels))}
+    }
+    return accuracies | {
+        "knn_chance": float(labels.bincount().max() / len(labels)),
+        "knn_train_images": len(gallery["knn_top1_pixels"].label_B),
+        "knn_heldout_images": len(labels),
+    }
+
+
+def _no_knn(train: Source, heldout: Source | None) -> str | None:
+    """Why a kNN accuracy would mean nothing, if it would."""
+    if heldout is None:
+        return "data.heldout is null"
+    if (train.labels == NO_LABEL).any() or (heldout.labels == NO_LABEL).any():
+        return "the shards have no labels"
+    if train.classes and heldout.classes and train.classes != heldout.classes:
+        return (
+            f"labels mean different classes: {_few(train.classes)} in data.train, "
+            f"{_few(heldout.classes)} in data.heldout (their classes.json)"
+        )
+    if len(set(heldout.labels.tolist())) < 2:
+        return "all held-out images have the same label"
+    return None
+
+
+def _few(names: list[str]) -> str:
+    return f"{len(names)} ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})"
 
 
 def _model(config: Config, weights: dict[str, Tensor]) -> MaskedImageModel:

@@ -186,4 +186,7 @@ def _git_state() -> dict[str, Any] | None:
         )
         return run.stdout.strip()
 
-    return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))}
+    return {
+        "commit": git("rev-parse", "HEAD"),
+        "changed": bool(git("status", "--porcelain", "--untracked-files=no")),
+    }

@@ -163,6 +163,10 @@ class Session:
             sample = self.start * self.plan.batch_size
             lines.append(f"continuing from {self.folder.continues}: update {self.start} of "
                          f"{self.plan.steps}, sample {sample}")  # fmt: skip
+        if heldout is not None and heldout.digest == self.data.train.digest:
+            lines.append(
+                "warning: data.heldout holds the training images; its numbers prove nothing"
+            )
         if changed:
             lines.append(f"warning: since this run began, what differs is: {'; '.join(changed)}")
         print("\n".join(lines), flush=True)

@@ -201,7 +201,8 @@ class _TokenizerTraining:
             f"Tokens: {s['codes_used']} of {self.config.model.vocabulary} words occur, perplexity "
             f"{s['perplexity']:.0f}, the most frequent one is {s['top_share']:.1%} of all.\n"
             f"Everything is in {path}: tokenizer.safetensors, tokenizer.md, pictures/.\n"
-            f"Next: deepspeed tools/pretrain.py tokenizer.path={path}/tokenizer.safetensors",
+            f"Next: deepspeed tools/pretrain.py tokenizer.path={path}/tokenizer.safetensors"
+            + ("" if self.config.data.train == "embedded" else " data.train=... data.heldout=..."),
             flush=True,
         )
 

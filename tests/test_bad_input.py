@@ -7,6 +7,7 @@ the user sees, and that launched ranks end too.
 import json
 import pickle
 import shutil
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,9 @@ from typing import Any
 import pytest
 from commands import ROOT, Ended, Shards, command, pretrain
 
+from mimkit.build import deepspeed_file
 from mimkit.cli import main
+from mimkit.config import load_config
 from mimkit.data.index import index_path
 from mimkit.data.sources.shards import ShardSource
 from mimkit.data.writer import Item, write_shard
@@ -230,7 +233,7 @@ def test_a_deepspeed_file_that_nobody_reads(complaint: Complaint) -> None:
 def test_a_loss_that_is_not_finite(complaint: Complaint) -> None:
     said = complaint("train.lr=1e30", "train.warmup=0", "train.clip_grad=0", starts=True)
     assert "not finite at update" in said
-    assert "Lower train.lr" in said
+    assert "lower train.lr" in said
 
 
 def test_the_folder_of_something_else(complaint: Complaint, tmp_path: Path) -> None:
@@ -270,6 +273,9 @@ RULE = UpdateRule(micro_batch=4, accumulation=1, clip_grad=3.0, bf16=False, zero
         ({"scheduler": {"type": "WarmupLR"}}, ["has 'scheduler'", "train.warmup"]),
         ({"zero_optimisation": {"stage": 1}}, ["Did you mean 'zero_optimization'?"]),
         ({"gradient_cliping": 3.0}, ["Did you mean 'gradient_clipping'?"]),
+        ({"zero_optimization": {"foo_bar": 3}}, ["zero_optimization", "foo_bar"]),
+        ({"zero_optimization": {"overlap_comm": "perhaps"}}, ["overlap_comm"]),
+        ({"zero_optimization": 2}, ["zero_optimization = 2", "expected an object"]),
         ([1], ["holds no JSON object"]),
     ],
 )
@@ -320,6 +326,35 @@ def test_what_a_user_sees_of_a_contradiction(tiny: list[str], tmp_path: Path) ->
     assert "Did you mean 'gradient_clipping'?" in _paragraph(ended.err)
     assert ended.seconds < 60
     assert [path.name for path in tmp_path.iterdir()] == ["ds.json"]
+
+
+def test_a_port_that_another_job_uses(tiny: list[str], tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1",
+                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
+        ended = command(
+            [ROOT / "tools" / "pretrain.py", *tiny, "engine.runtime=deepspeed"],
+            cwd=tmp_path, env=ranks,
+        )  # fmt: skip
+    assert ended.code == 2
+    assert f"at port {port}" in _paragraph(ended.err)
+    assert "--master_port" in ended.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_print_config_refuses_what_a_run_would(capsys: pytest.CaptureFixture[str]) -> None:
+    for bad in ("stem=lnear", "stem.nrm=ln", "mask.num_maskd=3", "mask.num_masked=64"):
+        assert main(["pretrain", "--print-config", bad]) == 2
+        assert capsys.readouterr().out == ""
+
+
+def test_a_stage_that_plain_pytorch_would_ignore(tiny: list[str]) -> None:
+    config = load_config(ROOT / "configs" / "default.yaml", [*tiny, "engine.zero_stage=3"])
+    with pytest.raises(UserError, match=r"engine\.zero_stage=3 would be ignored"):
+        deepspeed_file(config.engine.model_copy(update={"runtime": "local"}))
 
 
 FULL = """

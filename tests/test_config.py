@@ -195,7 +195,7 @@ def test_another_part_keeps_nothing_of_the_one_before(tmp_path: Path) -> None:
 def test_overrides_are_yaml_and_the_last_one_wins() -> None:
     config = load_config(
         DEFAULT,
-        ["train.lr=1e-3", "train.lr=3e-4", "data.train=[a.tar, b.tar]", "data.heldout=null",
+        ["train.lr=1e-3", "data.train=[a.tar, b.tar]", "train.lr=3e-4", "data.heldout=null",
          "output.tensorboard=false", "encoder.layer_scale=1e-5"],
     )  # fmt: skip
     assert config.train.lr == 3e-4
@@ -206,6 +206,30 @@ def test_overrides_are_yaml_and_the_last_one_wins() -> None:
     assert (
         load_config(DEFAULT, ["data.train=x-{0000..0012}.tar"]).data.train == "x-{0000..0012}.tar"
     )
+    assert load_config(DEFAULT, ["data.train=*.tar"]).data.train == "*.tar"
+
+
+def test_what_a_shell_makes_of_braces_is_refused() -> None:
+    words = ["data.train=x-0.tar", "data.train=x-1.tar"]  # data.train=x-{0..1}.tar without quotes
+    with pytest.raises(UserError, match=r"data\.train is given twice in a row.*quote"):
+        load_config(DEFAULT, words)
+
+
+def test_a_base_is_a_file_beside_or_the_name_of_a_shipped_one(tmp_path: Path) -> None:
+    shipped = load_config(DEFAULT)
+    mine = tmp_path / "mine.yaml"
+    for name in ("default", "default.yaml"):
+        mine.write_text(f"base: {name}\ntrain: {{steps: 7}}\n", encoding="utf-8")
+        config = load_config(mine)
+        assert config.train.steps == 7
+        assert config.encoder == shipped.encoder
+    (tmp_path / "default.yaml").write_text("train: {steps: 9, lr: 0.5}\n", encoding="utf-8")
+    assert load_config(mine).train.lr == 0.5  # the one beside comes first
+
+
+def test_a_tokenizer_configuration_is_told_from_a_pretraining_one() -> None:
+    with pytest.raises(UserError, match="train_tokenizer"):
+        load_config(DEFAULT.with_name("tokenizer.yaml"))
 
 
 def _other(value: Any) -> Any:

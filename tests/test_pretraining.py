@@ -160,7 +160,7 @@ def test_deepspeed_equals_plain_pytorch(
     words = [*tiny, "engine.runtime=deepspeed", "engine.zero_stage=1", "output.dir=run"]
     ended = command([ROOT / "tools" / "pretrain.py", *words], cwd=tmp_path)
     assert ended.code == 0, ended.err
-    assert "Next: python tools/export.py run" in ended.out
+    assert "Next: mimkit export run" in ended.out
     _assert_close(tmp_path / "run", finished_run, 1e-5)
     assert _summary(tmp_path / "run")["heldout_loss"] == pytest.approx(
         _summary(finished_run)["heldout_loss"], abs=1e-4

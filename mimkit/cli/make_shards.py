@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="make_shards",
+        prog="mimkit make_shards",
         description="Turn images into WebDataset shards with an index, checksums and counts.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -18,6 +18,9 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse(training_parser("pretrain", __doc__ or "", "default"), argv)
     config = load_config(find_config(arguments.config), arguments.overrides)
     if arguments.print_config:
+        from mimkit.build import check_parts
+
+        check_parts(config)
         print(to_yaml(config), end="")
         return 0
     from mimkit.pretraining import run  # after the configuration is known to be good: it is slow

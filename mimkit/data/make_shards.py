@@ -5,7 +5,6 @@ folder gets the name `OUT` when it is complete. So whatever stops a run, nothing
 complete is left, and the same call goes on after the last whole shard.
 """
 
-import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ import numpy as np
 from mimkit.data._resume import Settings, State, alone_in, find_complete, load_state
 from mimkit.data.decode import DecodeError, decode_image, image_format
 from mimkit.data.image_folder import unique_keys
-from mimkit.data.manifest import CLASSES
 from mimkit.data.patterns import UNFINISHED
 from mimkit.data.sources.folder import FolderSource
 from mimkit.data.sources.shards import ShardSource
@@ -179,7 +177,7 @@ def _complete(
         partial,
         state.shards,
         source=src,
-        classes=_classes(source),
+        classes=source.classes,
         failures=state.failures,
         settings=state.settings,
     )
@@ -187,17 +185,6 @@ def _complete(
     partial.rename(out)
     (out / UNFINISHED).unlink()
     sync(out.absolute().parent)
-
-
-def _classes(source: FolderSource | ShardSource) -> list[str]:
-    """Names of the classes: those of the subfolders, or of classes.json beside the tars."""
-    if isinstance(source, FolderSource):
-        return source.classes
-    try:
-        classes = json.loads((source.shards[0].parent / CLASSES).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    return [str(name) for name in classes] if isinstance(classes, list) else []
 
 
 def _report(out: Path, state: State, *, was_complete: bool) -> Report:

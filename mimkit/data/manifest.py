@@ -20,6 +20,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest if isinstance(manifest, dict) else {}
 
 
+def read_classes(folder: Path) -> list[str]:
+    """Names of the labels by number; empty where there is no classes.json that lists them."""
+    try:
+        classes = json.loads((folder / CLASSES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [str(name) for name in classes] if isinstance(classes, list) else []
+
+
 def check_shard(shard: Path, *, num_samples: int) -> None:
     """Compares a shard with what manifest.json beside it says, if that names it.
 

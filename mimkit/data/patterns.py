@@ -90,16 +90,18 @@ def _neighbours(folder: Path) -> str:
     """What lies there instead, and what to do about it."""
     if not folder.is_dir():
         return f" There is no folder {folder}."
+    if folder == Path():
+        folder = Path.cwd()
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     packed = [name for name in names if name.endswith((".tar.gz", ".tgz"))]
     if packed:
         return (
-            f" It holds {len(packed)} compressed tars ({packed[0]}, ...): unpack them with "
+            f" {folder} holds {len(packed)} compressed tars ({packed[0]}, ...): unpack them with "
             f"gunzip -k {folder}/*{Path(packed[0]).suffix}"
         )
     tars = [name for name in names if name.endswith(".tar")]
     if tars:
-        return f" It holds {len(tars)} tars: {tars[0]} ... {tars[-1]}."
+        return f" {folder} holds {len(tars)} tars: {tars[0]} ... {tars[-1]}."
     listed = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
     make = " tools/make_shards.py makes shards from a folder of images."
-    return (f" It holds: {listed}." if names else " It is empty.") + make
+    return (f" {folder} holds: {listed}." if names else f" {folder} is empty.") + make

@@ -101,7 +101,8 @@ def recalibrate(
 ) -> None:
     """Sets the running statistics of the stem's BatchNorm layers to averages over `batches`.
 
-    An untrained encoder's are 0 and 1: without this it would be compared at a disadvantage.
+    An untrained encoder's are 0 and 1, and a trained one's those of augmented views: without this
+    they would not be compared on equal terms.
     """
     stem = model.stem.to(device).train()
     norms = [module for module in stem.modules() if isinstance(module, nn.BatchNorm2d)]

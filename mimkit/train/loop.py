@@ -101,7 +101,9 @@ def train(
             due = [hook for hook in hooks if done == plan.steps or done % hook.every == 0]
             if due or done in (1, plan.steps) or done % plan.log_every == 0:
                 values = _finite(meter.means(runtime.sum), runtime, done)
-                values |= {"lr": lr, "images_per_second": clock.recent_rate()}
+                values["lr"] = lr
+                if rate := clock.recent_rate():  # there is none yet after the first update
+                    values["images_per_second"] = rate
                 if recorder is not None:
                     recorder.write(done, values, kind="train")
             _run_hooks(due, done, clock=clock)
@@ -129,8 +131,9 @@ def _finite(means: dict[str, float], runtime: Runtime, done: int) -> dict[str, f
     bad = [name for name, value in values.items() if not math.isfinite(value)]
     if bad:
         raise UserError(
-            f"not finite at update {done}: {', '.join(bad)}. The checkpoints before it are good. "
-            "Lower train.lr, set train.clip_grad, or use engine.precision=fp32"
+            f"not finite at update {done}: {', '.join(bad)}; no checkpoint is written of it. Start "
+            "again with a lower train.lr, a smaller train.clip_grad or engine.precision=fp32 (that "
+            "makes another run, in a folder of its own)"
         )
     return values
 

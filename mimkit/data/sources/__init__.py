@@ -30,6 +30,11 @@ class Source(ABC):
         """One label a sample, NO_LABEL where there is none."""
 
     @property
+    def classes(self) -> list[str]:
+        """Names of the labels 0, 1, ...; empty where nobody wrote them down."""
+        return []
+
+    @property
     def groups(self) -> NDArray[np.int64]:
         """Bounds of the runs of samples that lie together on disk (shards): 0, ..., len."""
         return np.array([0, len(self)], np.int64)

@@ -29,7 +29,7 @@ class FolderSource(Source):
 
     def __init__(self, *, folder: str | Path) -> None:
         images = list_images(Path(folder).expanduser())
-        self.classes = images.classes
+        self._classes = images.classes
         self._root, self._names = images.root, images.names
         self.keys = unique_keys(images.names)
         self._labels = np.array(images.labels, np.int64)
@@ -56,6 +56,10 @@ class FolderSource(Source):
     def origin(self, index: int) -> str:
         """The path of sample `index`."""
         return str(self._root / self._names[index])
+
+    @property
+    def classes(self) -> list[str]:
+        return self._classes
 
     @property
     def digest(self) -> str:

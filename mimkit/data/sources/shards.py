@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mimkit.batch import Sample
 from mimkit.data.index import load_index
+from mimkit.data.manifest import read_classes
 from mimkit.data.patterns import expand_shards
 from mimkit.data.sources import SOURCES, Source
 from mimkit.errors import UserError
@@ -97,6 +98,11 @@ class ShardSource(Source):
     @property
     def labels(self) -> NDArray[np.int64]:
         return self._labels
+
+    @property
+    def classes(self) -> list[str]:
+        """From classes.json beside the first shard, as make_shards writes it."""
+        return read_classes(self.shards[0].parent)
 
     @property
     def groups(self) -> NDArray[np.int64]:

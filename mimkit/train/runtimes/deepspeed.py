@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from mimkit.errors import UserError
@@ -80,6 +81,8 @@ def _merge_user(ours: dict[str, Any], user: dict[str, Any], file: Path, prefix: 
             _merge_user(ours[key], value, file, f"{full}.")
         elif key not in ours or full in _FREE:
             ours[key] = value
+        elif isinstance(ours[key], dict):
+            raise UserError(f"{file} has {full} = {value!r}, expected an object: {ours[key]!r}")
         elif ours[key] != value:
             raise UserError(
                 f"{file} sets {full} to {value!r}, but {_NAMES[full]} makes it {ours[key]!r}; "
@@ -113,7 +116,19 @@ def deepspeed_settings(rule: UpdateRule, *, world: int) -> dict[str, Any]:
                 f"{nearest(key, known)} Supported: {', '.join(known)}"
             )
     _merge_user(ours, user, file)
+    _check_zero(ours["zero_optimization"], file)
     return ours
+
+
+def _check_zero(settings: dict[str, Any], file: Path) -> None:
+    """DeepSpeed's own check of the section, before any work instead of at the engine's start."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    try:
+        DeepSpeedZeroConfig(**settings)
+    except ValidationError as error:
+        problems = (f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors())
+        raise UserError(f"{file}, zero_optimization: {'; '.join(problems)}") from error
 
 
 @RUNTIMES.register
@@ -134,7 +149,14 @@ class DeepSpeedRuntime(Runtime):
         if get_accelerator().device_name() == "cpu":
             # init would compile an op that only inference uses: a minute and a compiler
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        deepspeed.init_distributed(verbose=False)
+        try:
+            deepspeed.init_distributed(verbose=False)
+        except dist.DistNetworkError as error:
+            raise UserError(
+                f"the ranks cannot meet at port {os.environ.get('MASTER_PORT')}: another job uses "
+                "it, or a firewall closes it. Give each job on a machine a port of its own: "
+                f"deepspeed --master_port N ... ({str(error).splitlines()[0]})"
+            ) from error
         self._deepspeed = deepspeed
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
