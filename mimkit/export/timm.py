@@ -133,13 +133,18 @@ def _recipe(model: ImageEncoder) -> dict[str, str]:
 
 
 def _embed_layer(stem: Mapping[str, Any]) -> Callable[..., nn.Module]:
-    if stem["name"] == "linear":
+    if _is_patch_embed(stem["name"], stem["settings"]):
         return PatchEmbed
     return partial(StemEmbed, stem=STEMS[stem["name"]](**stem["settings"]))
 
 
 def _is_linear(stem: Stem) -> bool:
-    return _name(stem) == "linear"
+    return _is_patch_embed(_name(stem), stem.settings)
+
+
+def _is_patch_embed(name: str, settings: Mapping[str, Any]) -> bool:
+    """timm has the linear stem itself; a GELU behind it, it has not."""
+    return name == "linear" and not settings.get("gelu", False)
 
 
 def _name(stem: Stem) -> str:

@@ -31,7 +31,15 @@ def test_beits_pretraining_model_has_its_parameters(size: str, expected: int) ->
     assert count(model) == expected
 
 
-@pytest.mark.parametrize(("stem", "expected"), [("linear", 86_567_656), ("hmlp", 86_727_016)])
+@pytest.mark.parametrize(
+    ("stem", "expected"),
+    [
+        ("linear", 86_567_656),
+        ("linear_bn", 86_569_192),
+        ("hmlp", 86_727_016),
+        ("levit", 89_466_184),
+    ],
+)
 def test_vit_b_has_its_parameters(stem: str, expected: int) -> None:
     width, heads, depth = SIZES["B"]
     with torch.device("meta"):

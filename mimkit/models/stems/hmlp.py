@@ -1,16 +1,10 @@
 """The hierarchical MLP stem of "Three things everyone should know about Vision Transformers"."""
 
-from typing import Literal
-
-from einops import rearrange
-from torch import Tensor, nn
+from torch import nn
 
 from mimkit.errors import UserError
-from mimkit.models.norms import BatchNorm2d, ChannelLayerNorm
-from mimkit.models.stems import STEMS, Stem
-from mimkit.models.stems._reach import reach_of
-
-NORMS = {"bn": BatchNorm2d, "ln": ChannelLayerNorm}
+from mimkit.models.stems import STEMS
+from mimkit.models.stems._layers import NORMS, LayeredStem, Norm
 
 # Patch size -> kernel = stride of each layer. The rule: at least two layers (one is `linear` with a
 # norm); every layer after the first merges 2x2; the first takes the rest, and is 4x4 as published
@@ -21,7 +15,7 @@ FACTORS = {4: (2, 2), 8: (4, 2), 14: (7, 2), 16: (4, 2, 2), 32: (4, 2, 2, 2)}
 
 
 @STEMS.register
-class Hmlp(Stem):
+class Hmlp(LayeredStem):
     """Non-overlapping convolutions, each with a norm, with GELU between them and none at the end.
 
     For 16 x 16: Conv(3 -> D/4, 4) norm GELU, Conv(D/4 -> D/4, 2) norm GELU, Conv(D/4 -> D, 2) norm
@@ -33,24 +27,11 @@ class Hmlp(Stem):
         norm: "bn", the paper's main row, over the batch of all ranks; or "ln", over channels.
     """
 
-    def __init__(
-        self, *, width: int, patch_size: int = 16, norm: Literal["bn", "ln"] = "bn"
-    ) -> None:
-        super().__init__()
+    def __init__(self, *, width: int, patch_size: int = 16, norm: Norm = "bn") -> None:
         _check(width, patch_size, norm)
-        self.width = width
-        self.patch_size = patch_size
+        layers = _layers(width, FACTORS[patch_size], norm)
+        super().__init__(width=width, patch_size=patch_size, layers=layers)
         self.norm = norm
-        self.layers = nn.Sequential(*_layers(width, FACTORS[patch_size], norm))
-
-    def forward(self, image_BCHW: Tensor) -> Tensor:
-        self.grid(*image_BCHW.shape[2:])
-        tokens_BDHW: Tensor = self.layers(image_BCHW)
-        return rearrange(tokens_BDHW, "b d h w -> b (h w) d")
-
-    @property
-    def reach(self) -> int:
-        return reach_of(self.layers)
 
     @property
     def settings(self) -> dict[str, int | str]:
