@@ -12,16 +12,14 @@ echo "== ZeRO 0-3 and plain PyTorch give the same losses; resume is exact"
 pytest -q -p no:cacheprovider tests/train/test_runtimes.py tests/models
 
 echo "== the default job in bf16, killed and continued"
-deepspeed tools/pretrain.py output.dir="$work/run" output.checkpoint_every=50 &
+setsid deepspeed tools/pretrain.py output.dir="$work/run" output.checkpoint_every=50 &
 launcher=$!
 for _ in $(seq 180); do
     if ls "$work"/run/checkpoints/step-* >/dev/null 2>&1; then break; fi
     sleep 1
 done
-pkill -9 -P "$launcher" || true  # the launcher's child, which ends its ranks
-kill -9 "$launcher" || true
+kill -9 -- "-$launcher" # launcher and ranks are one process group
 wait "$launcher" || true
-sleep 5
 deepspeed tools/pretrain.py output.dir="$work/run" output.checkpoint_every=50
 python tools/export.py "$work/run" --format timm "$work/encoder.safetensors"
 python - "$work/run/summary.json" <<'PY'
