@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from mimkit.errors import UserError
 
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
-_USERS_OWN = (*_FORBIDDEN, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOTDIR, errno.EEXIST,
-              errno.EISDIR, errno.ENAMETOOLONG)  # fmt: skip
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_USERS_OWN = (*_FORBIDDEN, *_FULL, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
 
 
 def is_forbidden(error: OSError) -> bool:
@@ -36,19 +36,25 @@ def sync(path: Path) -> None:
 def disk_errors(
     path: Path, remedy: str = "Free some space or choose another folder."
 ) -> Iterator[None]:
-    """Turns a full or read-only disk into a UserError that says where and how much is free."""
+    """Turns a full or read-only disk into a UserError that says where and what to do."""
     try:
         yield
     except (OSError, SafetensorError) as error:
         number = _number_of(error)
         if number not in _USERS_OWN:
             raise
-        there = next(p for p in [path, *path.absolute().parents] if p.exists())
-        free = shutil.disk_usage(there).free // 2**20
         raise UserError(
-            f"cannot write {path}: {os.strerror(number)} ({free} MiB free there); nothing "
+            f"cannot write {path}: {os.strerror(number)}{_free(path, number)}; nothing "
             f"half-written was left. {remedy}"
         ) from error
+
+
+def _free(path: Path, number: int) -> str:
+    """How much is free there, where that is the trouble."""
+    if number not in _FULL:
+        return ""
+    there = next(p for p in [path, *path.absolute().parents] if p.exists())
+    return f" ({shutil.disk_usage(there).free // 2**20} MiB free there)"
 
 
 def _number_of(error: Exception) -> int:

@@ -72,7 +72,6 @@ def test_help_and_print_config_do_not_wait_for_torch() -> None:
     for words in (["--help"], *helps, ["train_tokenizer", "--print-config"]):
         code = f"from mimkit.cli import main\ntry:\n  main({words!r})\nexcept SystemExit: pass"
         assert _modules_after(code).isdisjoint(HEAVY), words
-    assert min(command(["-m", "mimkit", "--help"], cwd=ROOT).seconds for _ in range(3)) < 2
 
 
 def test_importing_every_module_changes_nothing() -> None:
