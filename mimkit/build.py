@@ -1,6 +1,5 @@
 """Configuration -> parts. The only reader of the configuration below the entry points."""
 
-import difflib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from mimkit.models.init import initialise
 from mimkit.models.mim import MaskedImageModel
 from mimkit.models.sizes import SIZES
 from mimkit.models.stems import STEMS
-from mimkit.registry import Registry
+from mimkit.registry import Registry, nearest
 from mimkit.tokenizers import TOKENIZERS, VisualTokenizer
 from mimkit.train.schedule import warmup_cosine
 
@@ -49,11 +48,9 @@ def _bind(
     free = {name: p for name, p in parameters.items() if name not in given}
     for key in config.settings:
         if key not in free:
-            hint = difflib.get_close_matches(key, free, n=1)
             raise UserError(
-                f"{section} '{config.name}' takes no setting '{key}'. "
-                + (f"Did you mean '{hint[0]}'? " if hint else "")
-                + f"It takes: {', '.join(free) or 'none'}"
+                f"{section} '{config.name}' takes no setting '{key}'.{nearest(key, list(free))} "
+                f"It takes: {', '.join(free) or 'none'}"
             )
     missing = [n for n, p in free.items() if p.default is p.empty and n not in config.settings]
     if missing:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from mimkit.errors import UserError
 from mimkit.registry import nearest
-from mimkit.resources import configs_folder
+from mimkit.resources import shipped_config
 
 Settings = dict[str, Any]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -250,8 +250,7 @@ def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> Settings:
 def _base(path: Path, name: str) -> Path:
     """Beside the file that names it, or one of the shipped ones, with or without `.yaml`."""
     beside = path.parent / name
-    shipped = configs_folder() / (name if name.endswith(".yaml") else f"{name}.yaml")
-    return shipped if not beside.exists() and shipped.exists() else beside
+    return beside if beside.exists() else shipped_config(name) or beside
 
 
 _PARTS = ("mask", "stem", "tokenizer")

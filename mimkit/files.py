@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -21,6 +22,15 @@ _USERS_OWN = (*_FORBIDDEN, *_FULL, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, er
 def is_forbidden(error: OSError) -> bool:
     """Whether the folder cannot be written to at all."""
     return error.errno in _FORBIDDEN
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def sync(path: Path) -> None:

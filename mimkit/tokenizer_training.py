@@ -16,6 +16,7 @@ from mimkit.session import Session
 from mimkit.tokenizers._dvae_file import save_dvae
 from mimkit.tokenizers._dvae_health import (
     collapse_warning,
+    psnr,
     reconstruction_picture,
     token_counts,
     token_health,
@@ -154,7 +155,7 @@ class _TokenizerTraining:
             updates,
             {
                 "heldout_mae": means["mae"],
-                "heldout_psnr": -10 * torch.tensor(means["mse"]).log10().item(),
+                "heldout_psnr": psnr(means["mse"]),
                 "codes_used": health.codes_used,
                 "perplexity": health.perplexity,
                 "unigram_entropy": health.entropy,

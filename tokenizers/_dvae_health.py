@@ -78,9 +78,12 @@ def collapse_warning(
 def reconstruction_error(image_BChw: Tensor, reconstruction_BChw: Tensor) -> tuple[float, float]:
     """Mean absolute error in [0, 1] units, and PSNR in decibels of the batch's mean square."""
     difference = image_BChw.double() - reconstruction_BChw.double()
-    square = float(difference.square().mean())
-    psnr = -10 * math.log10(square) if square > 0 else math.inf
-    return float(difference.abs().mean()), psnr
+    return float(difference.abs().mean()), psnr(float(difference.square().mean()))
+
+
+def psnr(mean_square: float) -> float:
+    """Peak signal-to-noise ratio in decibels, of a mean squared error in [0, 1] units."""
+    return -10 * math.log10(mean_square) if mean_square > 0 else math.inf
 
 
 def reconstruction_picture(

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 from mimkit.errors import UserError
-from mimkit.resources import configs_folder
+from mimkit.resources import configs_folder, shipped_config
 
 _LAUNCHERS = ("deepspeed", "torchrun", "torch.distributed.run", "torch/distributed/run")
 
@@ -34,8 +34,7 @@ def find_config(name: str) -> Path:
     """A path as it is given, or the name of a shipped configuration with or without `.yaml`."""
     if Path(name).exists():
         return Path(name)
-    shipped = configs_folder() / (name if name.endswith(".yaml") else f"{name}.yaml")
-    if shipped.exists():
+    if (shipped := shipped_config(name)) is not None:
         return shipped
     known = ", ".join(sorted(path.stem for path in configs_folder().glob("*.yaml")))
     raise UserError(f"there is no configuration file '{name}'. Shipped ones: {known}")

@@ -1,11 +1,11 @@
 """manifest.json: what a folder of shards holds, with a checksum for each; written last."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 from mimkit.errors import UserError
+from mimkit.files import sha256
 
 MANIFEST = "manifest.json"
 CLASSES = "classes.json"
@@ -48,15 +48,6 @@ def check_shard(shard: Path, *, num_samples: int) -> None:
             f"{shard} holds {num_samples} images, but {MANIFEST} beside it says {samples} samples. "
             "Fetch the shard again, or correct the manifest."
         )
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _entry(shard: Path) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 from mimkit.batch import NO_LABEL
 from mimkit.data.index import index_path, make_index, save_index
-from mimkit.data.manifest import CLASSES, MANIFEST, sha256
-from mimkit.files import replacing
+from mimkit.data.manifest import CLASSES, MANIFEST
+from mimkit.files import replacing, sha256
 
 FAILURES = "failures.csv"
 

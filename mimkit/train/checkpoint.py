@@ -5,7 +5,6 @@ A checkpoint is a folder `step-00000500` that is renamed into place when it is c
 `state.json` (updates, data position, sizes and hashes of the other two). Nothing in it is pickled.
 """
 
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mimkit.errors import UserError
-from mimkit.files import atomic_folder, remove_temporary
+from mimkit.files import atomic_folder, remove_temporary, sha256
 
 FORMAT = 1
 _FILES = ("model.safetensors", "optimizer.safetensors")
@@ -105,8 +104,4 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _describe(path: Path) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}

@@ -12,8 +12,8 @@ from test_tar import pack
 from mimkit.batch import NO_LABEL
 from mimkit.data import index as index_module
 from mimkit.data.index import index_path, load_index, make_index
-from mimkit.data.manifest import sha256
 from mimkit.errors import UserError
+from mimkit.files import sha256
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from mimkit.cli.make_shards import main
 from mimkit.data import make_shards as module
 from mimkit.data.image_folder import unique_keys
 from mimkit.data.make_shards import make_shards
-from mimkit.data.manifest import sha256
 from mimkit.data.sources.shards import ShardSource
 from mimkit.data.writer import Item, write_shard
 from mimkit.errors import UserError
+from mimkit.files import sha256
 
 
 @pytest.fixture
