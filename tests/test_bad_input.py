@@ -378,6 +378,20 @@ def test_a_full_disk(tiny: list[str], tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
+def test_another_rank_lets_rank_0_speak_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Leaving at once, it would make the launcher end rank 0 before that has said anything."""
+    for rank, waits in (("0", 0), ("1", 1)):
+        waited: list[float] = []
+        monkeypatch.setattr("mimkit.cli.time.sleep", waited.append)
+        monkeypatch.setattr("mimkit.cli._ranks_have_met", lambda: False)
+        monkeypatch.setenv("RANK", rank)
+        assert main(["pretrain", "--print-config", "stem=lnear"]) == 2
+        assert len(waited) == waits and all(seconds >= 10 for seconds in waited)
+        assert "there is no stem called 'lnear'" in capsys.readouterr().err
+
+
 def _set_with_one_bad_image(shards: Shards, folder: Path) -> Path:
     """Only one of two ranks draws it."""
     source = ShardSource(shards=str(shards.train))

@@ -5,6 +5,7 @@ import os
 import pkgutil
 import sys
 import textwrap
+import time
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -14,6 +15,9 @@ from mimkit.registry import nearest
 
 # How gloo and nccl say that the other end of a connection is gone.
 _LOST = ("losed by peer", "eset by peer", "Broken pipe", "remote process exited")
+
+
+_PATIENCE = 15  # seconds that a rank waits for rank 0 to speak
 
 
 def verbs() -> list[str]:
@@ -69,10 +73,14 @@ def door(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _complain(text: str) -> None:
-    """One paragraph. What every rank finds wrong before they meet, rank 0 says for all."""
+    """One paragraph. What every rank finds wrong before they meet, rank 0 says for all.
+
+    The others wait for it: the end of one rank makes the launcher end all, so one that left at once
+    could silence rank 0. Who is still there afterwards found something that is wrong for it alone.
+    """
     rank = int(os.environ.get("RANK", "0"))
     if rank and not _ranks_have_met():
-        return
+        time.sleep(_PATIENCE)
     name = f"mimkit (rank {rank})" if rank else "mimkit"
     sys.stdout.flush()
     print("\n" + textwrap.fill(f"{name}: {text}", 100, break_long_words=False,
