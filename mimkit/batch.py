@@ -1,8 +1,8 @@
 """The vocabulary of the package: what travels from a tar to the training step.
 
 Shape letters, used as suffixes of tensor names everywhere:
-B images, N patches, D width, M masked patches, V prediction size (vocabulary), K heads, L layers;
-C channels, H W the encoder's view, h w the tokenizer's view.
+B images, N patches, D width, M masked patches, V prediction size (vocabulary), K heads, L layers,
+R branches of a block; C channels, H W the encoder's view, h w the tokenizer's view.
 """
 
 from collections.abc import Sequence

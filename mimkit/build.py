@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError
 
@@ -17,9 +18,11 @@ from mimkit.errors import UserError
 from mimkit.masks import MASKS, Mask
 from mimkit.models.encoder import Encoder
 from mimkit.models.init import initialise
+from mimkit.models.mask_at import MASK_AT, MaskAt
 from mimkit.models.mim import MaskedImageModel
 from mimkit.models.sizes import SIZES
-from mimkit.models.stems import STEMS
+from mimkit.models.stems import STEMS, Stem
+from mimkit.random import Purpose, generator
 from mimkit.registry import Registry, nearest
 from mimkit.tokenizers import TOKENIZERS, VisualTokenizer
 from mimkit.train.schedule import warmup_cosine
@@ -80,10 +83,15 @@ def build_tokenizer(config: Config) -> VisualTokenizer:
     return make_part(TOKENIZERS, config.tokenizer)
 
 
+def build_stem(config: Config) -> Stem:
+    width = SIZES[config.encoder.size].width
+    return make_part(STEMS, config.stem, width=width, patch_size=config.encoder.patch_size)
+
+
 def build_model(config: Config, *, prediction_dim: int) -> MaskedImageModel:
     """The model with its initial weights: a pure function of the configuration."""
     encoder, size = config.encoder, SIZES[config.encoder.size]
-    stem = make_part(STEMS, config.stem, width=size.width, patch_size=encoder.patch_size)
+    stem = build_stem(config)
     model = MaskedImageModel(
         stem=stem,
         encoder=Encoder(
@@ -98,6 +106,7 @@ def build_model(config: Config, *, prediction_dim: int) -> MaskedImageModel:
             activation_checkpointing=config.engine.activation_checkpointing,
         ),
         prediction_dim=prediction_dim,
+        mask_at=make_part(MASK_AT, config.mask_at),
     )
     initialise(model, seed=config.seed)
     return model
@@ -110,12 +119,33 @@ def build_mask(config: Config, grid: Grid) -> Mask:
     return make_part(MASKS, PartConfig(name=config.mask.name, **settings), grid=grid)
 
 
+_DRAWS = 64  # masks that tell how much a placement hides
+
+
+def hidden_share(mask: Mask, mask_at: MaskAt, stem: Stem) -> float:
+    """Mean share of the patches that the encoder gets the mask token for.
+
+    Raises:
+        UserError: a mask leaves no patch visible; the encoder would see nothing of such an image.
+    """
+    rng = generator(Purpose.MASK, seed=0)
+    mask_BN = torch.from_numpy(np.stack([mask(rng) for _ in range(_DRAWS)]))
+    hidden_BN = mask_at.hidden(mask_BN, stem=stem, grid=mask.grid)
+    if blind := int(hidden_BN.all(1).sum()):
+        raise UserError(
+            f"with mask.num_masked={mask.num_masked} of {mask.grid[0]}x{mask.grid[1]} patches and "
+            f"a stem that sees {stem.reach} pixels beyond a patch, {blind} of {_DRAWS} masks leave "
+            "no patch visible; set mask.num_masked lower, or mask_at to after_stem or before_stem"
+        )
+    return float(hidden_BN.float().mean())
+
+
 def check_parts(config: Config) -> None:
     """UserError where a part does not exist, or not with these settings; reads no file."""
-    size = SIZES[config.encoder.size]
     with torch.device("meta"):
-        stem = make_part(STEMS, config.stem, width=size.width, patch_size=config.encoder.patch_size)
-    build_mask(config, stem.grid(config.data.image_size, config.data.image_size))
+        stem = build_stem(config)
+    mask = build_mask(config, stem.grid(config.data.image_size, config.data.image_size))
+    hidden_share(mask, make_part(MASK_AT, config.mask_at), stem)
     _bind(TOKENIZERS, config.tokenizer)
 
 

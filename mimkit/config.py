@@ -8,9 +8,10 @@ the run, and a run folder is only continued when the science is the same.
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -73,8 +74,19 @@ class DataConfig(Section):
         return self
 
 
+SizeName = Literal["Ti", "S", "B", "L", "H"]
+_SIZE = re.compile(rf"({'|'.join(get_args(SizeName))})(?:([1-9][0-9]*)(?:x([1-9][0-9]*))?)?")
+
+
 class EncoderConfig(Section):
-    size: Literal["Ti", "S", "B", "L", "H"] = "B"
+    """`size: B18x2` is short for size B, depth 18, branches 2; S36 for one branch (P, section 3).
+
+    In whichever file or on the command line it stands, a name means the same as the three written
+    out there: it replaces a base's depth and branches, and what comes later replaces its own. A
+    bare letter says nothing about depth and branches.
+    """
+
+    size: SizeName = "B"
     depth: int | None = Field(None, ge=1)  # None: the size's own
     patch_size: int = Field(16, ge=1)
     positions: Literal["absolute", "relative", "relative_shared", "none"] = "absolute"
@@ -82,6 +94,34 @@ class EncoderConfig(Section):
     drop_path: float = Field(0.1, ge=0, lt=1)
     qkv_bias: Literal["qv", "qkv"] = "qv"  # BEiT has no key bias
     branches: int = Field(1, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written_out(cls, settings: Any) -> Any:
+        return _write_out_size(settings) if isinstance(settings, dict) else settings
+
+
+def _write_out_size(encoder: Settings) -> Settings:
+    name = encoder.get("size")
+    if not isinstance(name, str):
+        return encoder
+    found = _SIZE.fullmatch(name)
+    if found is None:
+        raise UserError(
+            f"encoder.size is '{name}'; expected one of {', '.join(get_args(SizeName))}, alone or "
+            "with a depth (S36), or with a depth and branches (B18x2: 18 blocks of 2 branches)"
+        )
+    letter, depth, branches = found.groups()
+    if depth is None:
+        return encoder
+    named = {"depth": int(depth), "branches": int(branches or 1)}
+    for key, value in named.items():
+        if encoder.get(key) not in (None, value):
+            raise UserError(
+                f"encoder.size={name} means encoder.{key}={value}, but encoder.{key} is "
+                f"{encoder[key]}; leave encoder.{key} out, or set encoder.size={letter}"
+            )
+    return {**encoder, "size": letter, **named}
 
 
 class TrainConfig(Section):
@@ -143,6 +183,7 @@ class Config(Section):
     data: DataConfig = DataConfig()
     mask: PartConfig = PartConfig(name="blockwise")
     stem: PartConfig = PartConfig(name="hmlp")
+    mask_at: PartConfig = PartConfig(name="after_stem")  # or before_stem, dilated
     encoder: EncoderConfig = EncoderConfig()
     tokenizer: PartConfig = PartConfig(name="dvae")
     train: TrainConfig
@@ -243,8 +284,20 @@ def _read_file(path: Path, seen: tuple[Path, ...] = ()) -> Settings:
     found = _parse(text, str(path))
     if not isinstance(found, dict):
         raise UserError(f"{path} holds {type(found).__name__}, expected `key: value` lines")
+    found = _write_out(found, str(path))
     base = found.pop("base", None)
     return _merge(_read_file(_base(path, str(base)), (*seen, path)), found) if base else found
+
+
+def _write_out(settings: Settings, origin: str) -> Settings:
+    """One file, or the command line, before it is merged: the later of a name and a depth wins."""
+    encoder = settings.get("encoder")
+    if not isinstance(encoder, dict):
+        return settings
+    try:
+        return {**settings, "encoder": _write_out_size(encoder)}
+    except UserError as error:
+        raise UserError(f"{origin}: {error}") from error
 
 
 def _base(path: Path, name: str) -> Path:
@@ -253,7 +306,7 @@ def _base(path: Path, name: str) -> Path:
     return beside if beside.exists() else shipped_config(name) or beside
 
 
-_PARTS = ("mask", "stem", "tokenizer")
+_PARTS = ("mask", "mask_at", "stem", "tokenizer")
 
 
 def _override(text: str) -> Settings:
@@ -321,7 +374,8 @@ def _explain(error: ValidationError, kind: type[BaseModel], origin: str) -> str:
 
 
 def _load(kind: type[Any], path: Path, overrides: Sequence[str]) -> Any:
-    settings = _merge(_read_file(path), _merge_overrides(overrides))
+    given = _write_out(_merge_overrides(overrides), " ".join(overrides))
+    settings = _merge(_read_file(path), given)
     if kind is Config and "objective" in settings:
         raise UserError(
             f"{path} is the configuration of a tokenizer's training; give it to "

@@ -1,20 +1,25 @@
 """One pretraining run, from a configuration to a summary."""
 
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mimkit import build
-from mimkit.batch import Batch, Grid
+from mimkit.audit.leak import Leak, leaks_of_run, say
+from mimkit.batch import Batch, Grid, normalise
 from mimkit.config import Config
-from mimkit.files import atomic_file
+from mimkit.files import atomic_file, write_text
 from mimkit.masks import Mask
 from mimkit.models.blocks import draw_keep, drop_path_rates
+from mimkit.models.calibration import calibrate, has_frozen_statistics
+from mimkit.models.encoder import Encoder
 from mimkit.models.mim import MaskedImageModel
 from mimkit.models.roles import decays
-from mimkit.probing import probe
+from mimkit.probing import CALIBRATION_IMAGES, probe
 from mimkit.random import Purpose, torch_generator
 from mimkit.runs import RunFolder
 from mimkit.session import Session
@@ -34,6 +39,7 @@ class Parts:
     tokenizer: VisualTokenizer
     mask: Mask
     grid: Grid
+    hidden: float  # share of the patches that the encoder gets the mask token for
 
 
 def make_parts(config: Config) -> Parts:
@@ -41,7 +47,9 @@ def make_parts(config: Config) -> Parts:
     tokenizer = build.build_tokenizer(config)
     model = build.build_model(config, prediction_dim=tokenizer.prediction_dim)
     grid = build.check_grids(config, model, tokenizer)
-    return Parts(model, tokenizer, build.build_mask(config, grid), grid)
+    mask = build.build_mask(config, grid)
+    hidden = build.hidden_share(mask, model.mask_at, model.stem)
+    return Parts(model, tokenizer, mask, grid, hidden)
 
 
 def run(config: Config, *, started_at: float) -> RunFolder:
@@ -76,32 +84,67 @@ class _Pretraining:
                                    betas=config.train.betas, eps=config.train.eps)  # fmt: skip
         parameters = sum(p.numel() for p in model.parameters())
         self.parts.tokenizer.to(session.runtime.device)
+        found = leaks_of_run(model.stem, model.mask_at, self.parts.mask, name=config.stem.name,
+                             placement=config.mask_at.name)  # fmt: skip
+        if has_frozen_statistics(model.stem) and session.folder.continues is None:
+            calibrate(model.stem, self._calibration_images())
         session.prepare(model, optimizer)
         session.announce(
             what=f"{config.stem.name} stem, ViT-{config.encoder.size}, "
-            f"{len(model.encoder.blocks)} blocks, {parameters / 1e6:.2f} M parameters, "
-            f"{self.parts.mask.num_masked} of {self.parts.grid[0] * self.parts.grid[1]} patches "
-            f"masked",
+            f"{_blocks(model.encoder)}, {parameters / 1e6:.2f} M parameters, "
+            f"{self._masking()}",
             facts={"tokenizer": self.parts.tokenizer.fingerprint},
         )
+        self._note_leaks(found)
         batches = session.batches(self.parts.mask)
         weights = session.train(self._step, batches, hooks=self._hooks())
         session.close()
         if session.is_first:
             self._finish(weights)
 
+    def _masking(self) -> str:
+        total = self.parts.grid[0] * self.parts.grid[1]
+        masked, hidden = self.parts.mask.num_masked, self.parts.hidden * total
+        more = f", {hidden:.1f} hidden on average" if hidden > masked + 0.05 else ""
+        return f"{masked} of {total} patches masked ({self.config.mask_at.name}){more}"
+
+    def _calibration_images(self) -> Iterator[Tensor]:
+        """The first training images as they are; every rank measures the same."""
+        train = self.session.data.train
+        batches = self.session.fixed_batches(train, None, limit=CALIBRATION_IMAGES, alone=True)
+        for batch in batches:
+            yield normalise(batch.patch_view_BCHW[batch.index_B >= 0], **self.pixels)
+
+    def _note_leaks(self, found: list[Leak]) -> None:
+        """What pixels under the mask do, into the run folder and the summary."""
+        for leak in found:
+            self.session.summary |= {
+                f"leak_{leak.mode}_visible_moved": leak.visible_moved,
+                f"leak_{leak.mode}_mean_relative": leak.mean_relative,
+                f"leak_{leak.mode}_max_relative": leak.max_relative,
+            }
+        if self.session.is_first:
+            print(say(found), flush=True)
+            text = json.dumps([asdict(leak) for leak in found], indent=1)
+            write_text(self.session.folder.path / "audits" / "leak.json", text)
+
     def _step(self, batch: Batch, moment: Moment) -> StepResult:
         runtime = self.session.runtime
         return mim_step(runtime.model, self.parts.tokenizer, batch,
-                        keep_LB2=self._drop_path(moment), **self.pixels)  # fmt: skip
+                        keep_LB2R=self._drop_path(moment), **self.pixels)  # fmt: skip
 
     def _drop_path(self, moment: Moment) -> Tensor | None:
         """Drawn for the global batch, so that ranks and accumulation do not change it."""
         if not self.config.encoder.drop_path:
             return None
         noise = torch_generator(Purpose.DROP_PATH, seed=self.config.seed, sample=moment.updates)
-        keep_LB2 = draw_keep(self.rates_L, batch=self.session.plan.batch_size, generator=noise)
-        return keep_LB2[:, moment.rows].to(self.session.runtime.device)
+        keep_LB2R = draw_keep(
+            self.rates_L,
+            batch=self.session.plan.batch_size,
+            branches=self.config.encoder.branches,
+            generator=noise,
+        )
+        return keep_LB2R[:, moment.rows].to(self.session.runtime.device)
 
     def _hooks(self) -> list[Hook]:
         output = self.config.output
@@ -153,6 +196,11 @@ class _Pretraining:
         print(_report(session.summary, session.folder), flush=True)
 
 
+def _blocks(encoder: Encoder) -> str:
+    of = f" of {encoder.branches} branches" if encoder.branches > 1 else ""
+    return f"{encoder.depth} blocks{of}"
+
+
 def _report(s: dict[str, Any], folder: RunFolder) -> str:
     """What was learnt, for somebody who has never seen such a run."""
     speed = f" at {s['images_per_second']:.0f} images/s" if s["images_per_second"] else ""
@@ -178,6 +226,12 @@ def _report(s: dict[str, Any], folder: RunFolder) -> str:
         )
     else:
         lines.append(f"No kNN: {s['knn_skipped']}.")
+    if s["leak_train_visible_moved"]:
+        lines.append(
+            f"Leak: in training pixels under the mask move {s['leak_train_visible_moved']:.1%} "
+            f"of the visible tokens, by {s['leak_train_mean_relative']:.1%} on average (on four "
+            "images of noise; a larger batch moves less). More: mimkit audit leak."
+        )
     lines += [
         f"Everything is in {folder.path}: summary.json, metrics.jsonl, pictures/, checkpoints/.",
         f"Next: mimkit export {folder.path} encoder.safetensors --format timm",

@@ -1,12 +1,13 @@
 """The probe at the end of a run: trained encoder, untrained encoder, raw pixels, side by side."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mimkit import build
-from mimkit.batch import NO_LABEL
+from mimkit.batch import NO_LABEL, normalise
 from mimkit.config import Config
 from mimkit.data.loader import BatchLoader, eval_loader
 from mimkit.data.sources import Source
@@ -16,11 +17,11 @@ from mimkit.downstream.knn import (
     extract,
     knn_accuracy,
     pixel_features,
-    recalibrate,
 )
+from mimkit.models.calibration import calibrate, has_frozen_statistics
 from mimkit.models.mim import MaskedImageModel
 
-_CALIBRATION = 512  # images for the statistics of BatchNorm
+CALIBRATION_IMAGES = 512  # for the statistics of BatchNorm
 
 
 def probe(
@@ -48,10 +49,15 @@ def probe(
                            seed=config.seed, batch_size=64, rank=0, world=1, workers=workers,
                            limit=limit)  # fmt: skip
 
+    def images(loader: BatchLoader) -> Iterator[Tensor]:
+        for batch in loader:
+            yield normalise(batch.patch_view_BCHW.to(device), **pixels)
+
     trained, untrained = (_model(config, weights) for _ in range(2))
     trained.load_state_dict(weights)
     for model in (trained, untrained):  # alike: an untrained stem has no statistics of its own
-        recalibrate(model, batches(train, _CALIBRATION), device=device, **pixels)
+        if model is untrained or not has_frozen_statistics(model.stem):
+            calibrate(model.stem.to(device), images(batches(train, CALIBRATION_IMAGES)))
     extractors: dict[str, Extractor] = {
         name: encoder_features(model.image_encoder, pooling=settings.pooling,
                                depth=settings.depth, device=device, **pixels)

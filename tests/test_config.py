@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from mimkit.cli._arguments import find_config
 from mimkit.config import (
     Config,
+    EncoderConfig,
     PartConfig,
     Section,
     TokenizerConfig,
@@ -300,3 +301,72 @@ WHOLE = {"TokenizerModelConfig"}
 )
 def test_every_setting_is_read_somewhere(section: str, field: str) -> None:
     assert field in READ or section in WHOLE, f"nothing reads {section}.{field}"
+
+
+def _encoder(*overrides: str, path: Path = DEFAULT) -> tuple[str, int | None, int]:
+    encoder = load_config(path, overrides).encoder
+    return encoder.size, encoder.depth, encoder.branches
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "depth", "branches"),
+    [("S36", "S", 36, 1), ("B18x2", "B", 18, 2), ("B12x3", "B", 12, 3), ("L12x2", "L", 12, 2),
+     ("Ti24", "Ti", 24, 1), ("B18x1", "B", 18, 1), ("H32x10", "H", 32, 10)],
+)  # fmt: skip
+def test_a_name_is_size_depth_and_branches_and_the_same_run(name, size, depth, branches) -> None:
+    assert _encoder(f"encoder.size={name}") == (size, depth, branches)
+    written_out = [f"encoder.size={size}", f"encoder.depth={depth}", f"encoder.branches={branches}"]
+    named, plain = load_config(DEFAULT, [f"encoder.size={name}"]), load_config(DEFAULT, written_out)
+    assert named == plain
+    assert science_hash(named) == science_hash(plain)
+    assert EncoderConfig.model_validate({"size": name}).depth == depth
+    assert _encoder(f"encoder.size={name}", *written_out[1:]) == (size, depth, branches)
+
+
+def test_of_a_name_and_what_a_base_says_the_later_wins(tmp_path: Path) -> None:
+    text = "train: {steps: 1}\nencoder: {size: Ti, depth: 4, branches: 3}\n"
+    plain = _write(tmp_path, "a.yaml", text)
+    named = _write(tmp_path, "b.yaml", "base: a.yaml\nencoder: {size: B18x2}\n")
+    deeper = _write(tmp_path, "c.yaml", "base: b.yaml\nencoder: {depth: 12}\n")
+    assert _encoder(path=plain) == ("Ti", 4, 3)
+    assert _encoder("encoder.size=S36", path=plain) == ("S", 36, 1)
+    assert _encoder("encoder.size=S", path=plain) == ("S", 4, 3)
+    assert _encoder(path=named) == ("B", 18, 2)
+    assert _encoder("encoder.size=L12x3", path=named) == ("L", 12, 3)
+    assert _encoder("encoder.branches=1", path=named) == ("B", 18, 1)
+    assert _encoder("encoder.size=L", path=named) == ("L", 18, 2)
+    assert _encoder(path=deeper) == ("B", 12, 2)
+    assert _encoder("encoder.size=S36", "encoder.depth=null", path=deeper) == ("S", 36, 1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("depth=4", "encoder.size=S36x2 means encoder.depth=36, but encoder.depth is 4"),
+        ("branches=1", "encoder.size=S36x2 means encoder.branches=2, but encoder.branches is 1"),
+    ],
+)
+def test_a_name_and_a_setting_beside_it_that_differ_are_refused(
+    setting: str, message: str, tmp_path: Path
+) -> None:
+    key, _, value = setting.partition("=")
+    text = f"train: {{steps: 1}}\nencoder: {{size: S36x2, {key}: {value}}}\n"
+    path = _write(tmp_path, "a.yaml", text)
+    with pytest.raises(UserError) as in_a_file:
+        load_config(path)
+    with pytest.raises(UserError) as in_a_command:
+        load_config(DEFAULT, ["encoder.size=S36x2", f"encoder.{setting}"])
+    with pytest.raises(ValueError) as in_python:
+        EncoderConfig.model_validate({"size": "S36x2", key: int(value)})
+    for caught in (in_a_file, in_a_command, in_python):
+        assert message in str(caught.value)
+        assert f"leave encoder.{key} out, or set encoder.size=S" in str(caught.value)
+    assert str(path) in str(in_a_file.value)
+
+
+@pytest.mark.parametrize("name", ["B0", "b12", "B12x0", "Q12", "Bx2", "B12x", "B-1", "B\u0663"])
+def test_a_misspelt_name_is_answered_with_the_form(name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config(DEFAULT, [f"encoder.size={name}"])
+    for part in (f"encoder.size is '{name}'", "Ti, S, B, L, H", "S36", "B18x2"):
+        assert part in str(caught.value)

@@ -16,7 +16,7 @@ FLOORS = {
     1: {"masks", "models", "tokenizers"},
     2: {"data", "train", "downstream", "export"},
     3: {"build"},
-    4: {"encoder_io", "pretraining", "probing", "runs", "session", "tokenizer_training"},
+    4: {"audit", "bench", "encoder_io", "pretraining", "probing", "runs", "session", "tokenizer_training"},
     5: {"cli", "tools"},
 }
 FLOOR = {unit: floor for floor, units in FLOORS.items() for unit in units}

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -378,3 +379,54 @@ def test_a_run_of_one_process_is_continued_by_two_ranks(
     _launch(TORCHRUN, words, tmp_path)
     assert [step for step, _ in _losses(run)] == [1, 2, 3, 4, 5, 6]
     _assert_close(run, finished_run, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["stem=hmlp", "stem.statistics=frozen", "mask_at=before_stem", "mask_at.filler=mean"],
+        ["stem=levit", "stem.statistics=visible", "mask_at=dilated", "mask.num_masked=3"],
+        ["stem=local", "encoder.size=Ti1x2", "encoder.depth=null", "mask=blockwise_wrapped"],
+    ],
+)
+def test_other_placements_and_statistics_run_and_resume_exactly(
+    tiny: list[str], tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the checkpoint at update 4 of 6, as if the run had been killed in the last update."""
+    words = [
+        word for word in (*tiny, *words) if word != "encoder.depth=1" or "x2" not in str(words)
+    ]
+    whole = _run(tmp_path / "whole", words)
+    said = capsys.readouterr().out
+    assert "leak: on four images of noise" in said
+    part = tmp_path / "part"
+    shutil.copytree(whole, part)
+    (part / "summary.json").unlink()
+    shutil.rmtree(part / "checkpoints" / "step-00000006")
+    _run(part, words)
+    assert "update 4 of 6" in capsys.readouterr().out
+    _assert_bit_equal(whole, part)
+    summary = _summary(whole)
+    assert {k: summary[k] for k in NUMBERS} == {k: _summary(part)[k] for k in NUMBERS}
+    leaks = json.loads((whole / "audits" / "leak.json").read_text())
+    assert [leak["mode"] for leak in leaks] == ["eval", "train"]
+    assert summary["leak_train_visible_moved"] == leaks[1]["visible_moved"]
+    leaky = "stem=local" in words  # after the stem, which overlaps
+    assert (leaks[1]["visible_moved"] > 0) == (leaks[0]["visible_moved"] > 0) == leaky
+    frozen = "stem.statistics=frozen" in words
+    statistics = [name for name in _last(whole).weights if name.endswith("running_mean")]
+    assert bool(statistics) == ("stem=local" not in words)
+    if frozen:  # measured before the first update, and never again
+        first = checkpoint.load(whole / "checkpoints" / "step-00000004").weights
+        assert all(torch.equal(first[n], _last(whole).weights[n]) for n in statistics)
+        assert all(_last(whole).weights[n].abs().sum() > 0 for n in statistics)
+
+
+def test_a_placement_that_leaves_nothing_visible_is_refused(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*tiny, "stem=levit", "mask_at=dilated", "mask.num_masked=14"]
+    assert pretrain([*words, f"output.dir={tmp_path / 'run'}"]) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "mask.num_masked=14 of 4x4 patches and a stem that sees 7 pixels" in message
+    assert not (tmp_path / "run").exists()

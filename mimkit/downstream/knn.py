@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from mimkit.batch import Batch, normalise, to_unit
 from mimkit.models.encoder import ImageEncoder
-from mimkit.models.mim import MaskedImageModel
 
 
 @dataclass(frozen=True)
@@ -88,29 +87,3 @@ def pixel_features(batch: Batch, *, size: int = 32) -> Tensor:
     """The image itself, averaged down to `size` x `size` pixels: what an encoder must beat."""
     view_BCHW = to_unit(batch.patch_view_BCHW)
     return nn.functional.adaptive_avg_pool2d(view_BCHW, size).flatten(1)
-
-
-@torch.no_grad()
-def recalibrate(
-    model: MaskedImageModel,
-    batches: Iterable[Batch],
-    *,
-    mean: Sequence[float],
-    std: Sequence[float],
-    device: torch.device,
-) -> None:
-    """Sets the running statistics of the stem's BatchNorm layers to averages over `batches`.
-
-    An untrained encoder's are 0 and 1, and a trained one's those of augmented views: without this
-    they would not be compared on equal terms.
-    """
-    stem = model.stem.to(device).train()
-    norms = [module for module in stem.modules() if isinstance(module, nn.BatchNorm2d)]
-    for norm in norms:
-        norm.reset_running_stats()
-    for number, batch in enumerate(batches, start=1):
-        for norm in norms:
-            norm.momentum = 1 / number  # a plain average over the batches
-        if norms:
-            stem(normalise(batch.patch_view_BCHW.to(device), mean=mean, std=std))
-    stem.eval()

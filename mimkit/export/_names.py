@@ -5,20 +5,27 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-# Ours -> timm's VisionTransformer; each {} stands for one or more parts of a name.
-_TIMM_ENCODER = {
+# Ours -> timm's VisionTransformer; each {} stands for one or more parts of a name. A whole table is
+# a stem's, the tokens' and that of one kind of block; it is read both ways.
+TIMM_STEM = {"stem.{}": "patch_embed.stem.{}"}  # our stem as embed_layer
+TIMM_LINEAR = {"stem.project.{}": "patch_embed.proj.{}"}  # timm's PatchEmbed
+TIMM_TOKENS = {
     "encoder.cls_token": "cls_token",
     "encoder.pos_embed": "pos_embed",
+    "encoder.norm.{}": "norm.{}",
+}
+TIMM_BLOCK = {
     "encoder.blocks.{}.attns.0.norm.{}": "blocks.{}.norm1.{}",
     "encoder.blocks.{}.attns.0.attn.{}": "blocks.{}.attn.{}",
     "encoder.blocks.{}.attns.0.ls.{}": "blocks.{}.ls1.{}",
     "encoder.blocks.{}.ffns.0.norm.{}": "blocks.{}.norm2.{}",
     "encoder.blocks.{}.ffns.0.mlp.{}": "blocks.{}.mlp.{}",
     "encoder.blocks.{}.ffns.0.ls.{}": "blocks.{}.ls2.{}",
-    "encoder.norm.{}": "norm.{}",
 }
-TIMM_STEM = {**_TIMM_ENCODER, "stem.{}": "patch_embed.stem.{}"}  # our stem as embed_layer
-TIMM_LINEAR = {**_TIMM_ENCODER, "stem.project.{}": "patch_embed.proj.{}"}  # timm's PatchEmbed
+TIMM_PARALLEL_BLOCK = {
+    "encoder.blocks.{}.attns.{}": "blocks.{}.attns.{}",
+    "encoder.blocks.{}.ffns.{}": "blocks.{}.ffns.{}",
+}
 
 
 def rename(weights: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:

@@ -5,6 +5,16 @@ With the linear stem the file needs timm and safetensors only:
     VisionTransformer(**json.loads(metadata["timm"])).load_state_dict(load_file(path))
 
 With another stem, `mimkit.export.timm.load(path)` builds the same timm model around it.
+
+An encoder of several branches a block is made of timm's ParallelThingsBlock. That is a class, which
+JSON cannot hold, so the metadata of such a file say its name and its number of branches besides,
+"block": {"name": "ParallelThingsBlock", "num_parallel": 2}. With the linear stem:
+
+    block = partial(ParallelThingsBlock, num_parallel=json.loads(metadata["block"])["num_parallel"])
+    model = VisionTransformer(**json.loads(metadata["timm"]), block_fn=block)
+    model.load_state_dict(load_file(path))
+
+The other way, `load_timm_weights` reads the weights of such a model of timm's into an encoder.
 """
 
 import json
@@ -17,12 +27,20 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from timm.layers.patch_embed import PatchEmbed
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, ParallelThingsBlock, VisionTransformer
 from torch import Tensor, nn
 
 from mimkit.errors import UserError
 from mimkit.export import EXPORTERS, Exporter
-from mimkit.export._names import TIMM_LINEAR, TIMM_STEM, check_equal_names, rename
+from mimkit.export._names import (
+    TIMM_BLOCK,
+    TIMM_LINEAR,
+    TIMM_PARALLEL_BLOCK,
+    TIMM_STEM,
+    TIMM_TOKENS,
+    check_equal_names,
+    rename,
+)
 from mimkit.models.encoder import Encoder, ImageEncoder
 from mimkit.models.stems import STEMS, Stem
 
@@ -70,18 +88,18 @@ class Timm(Exporter):
     def write(self, encoder: ImageEncoder, path: Path, *, metadata: Mapping[str, str]) -> None:
         _check_fits(encoder.encoder)
         recipe = _recipe(encoder)
-        table = TIMM_LINEAR if _is_linear(encoder.stem) else TIMM_STEM
-        weights = rename(_with_full_bias(encoder.state_dict()), table)
+        weights = rename(_with_full_bias(encoder.state_dict()), _table(encoder))
         contiguous = {name: weight.contiguous() for name, weight in weights.items()}
         # save_file would make a file that only its owner can read.
         path.write_bytes(save(contiguous, metadata={**metadata, **recipe}))
 
     def load(self, path: Path) -> nn.Module:
         metadata, weights = _read(path)
-        model: nn.Module = VisionTransformer(
-            **json.loads(metadata["timm"]),
-            embed_layer=_embed_layer(json.loads(metadata["stem"])),
-        )
+        classes: dict[str, Any] = {
+            "embed_layer": _embed_layer(json.loads(metadata["stem"])),
+            "block_fn": _block(json.loads(metadata["block"])) if "block" in metadata else Block,
+        }
+        model: nn.Module = VisionTransformer(**json.loads(metadata["timm"]), **classes)
         check_equal_names(weights, model.state_dict())
         model.load_state_dict(weights)
         return model.eval()
@@ -97,16 +115,47 @@ def load(path: str | Path) -> nn.Module:
     return Timm().load(Path(path))
 
 
+def load_timm_weights(model: ImageEncoder, weights: Mapping[str, Tensor]) -> None:
+    """Sets `model` to the weights of a timm VisionTransformer without a head.
+
+    Args:
+        model: with the sizes of timm's, layer_scale where that has init_values, qkv_bias="qkv", and
+            as many branches as its ParallelThingsBlock has (1 for its Block); a linear stem for
+            timm's PatchEmbed.
+        weights: the state dict of timm's model; num_classes=0 makes one without a head.
+
+    Raises:
+        UserError: lists every name that is unused or unfilled, and weights of another shape.
+    """
+    if model.encoder.qkv_bias != "qkv":
+        raise UserError(
+            f"encoder.qkv_bias is {model.encoder.qkv_bias}, but timm's attention has a bias for "
+            "keys too; make the encoder with encoder.qkv_bias=qkv"
+        )
+    table = _table(model)
+    expected = rename(model.state_dict(), table)
+    try:
+        check_equal_names(weights, expected)
+    except ValueError as error:
+        raise UserError(
+            f"timm's {error}; both models need one size, one number of branches and the same "
+            "image size, and timm's num_classes=0"
+        ) from error
+    model.load_state_dict(rename(weights, {theirs: ours for ours, theirs in table.items()}))
+
+
+def _table(model: ImageEncoder) -> dict[str, str]:
+    """Ours -> timm's names for this stem and these blocks."""
+    stem = TIMM_LINEAR if _is_linear(model.stem) else TIMM_STEM
+    block = TIMM_BLOCK if model.encoder.branches == 1 else TIMM_PARALLEL_BLOCK
+    return {**stem, **TIMM_TOKENS, **block}
+
+
 def _check_fits(encoder: Encoder) -> None:
     if encoder.positions in ("relative", "relative_shared"):
         raise UserError(
             f"encoder.positions is {encoder.positions}, but timm's VisionTransformer has no "
             "relative position bias; pretrain with encoder.positions=absolute to export to timm"
-        )
-    if encoder.branches > 1:
-        raise UserError(
-            f"encoder.branches is {encoder.branches}, but a block of timm's VisionTransformer has "
-            "one attention and one MLP; pretrain with encoder.branches=1 to export to timm"
         )
 
 
@@ -128,8 +177,21 @@ def _recipe(model: ImageEncoder) -> dict[str, str]:
         "global_pool": "token",
         "num_classes": 0,
     }
-    rebuild = {"name": _name(stem), "settings": stem.settings}
-    return {"format": FORMAT, "timm": json.dumps(arguments), "stem": json.dumps(rebuild)}
+    rebuild = {"name": stem.name, "settings": stem.settings}
+    recipe = {"format": FORMAT, "timm": json.dumps(arguments), "stem": json.dumps(rebuild)}
+    if encoder.branches > 1:
+        block = {"name": ParallelThingsBlock.__name__, "num_parallel": encoder.branches}
+        recipe["block"] = json.dumps(block)
+    return recipe
+
+
+def _block(said: Mapping[str, Any]) -> Callable[..., nn.Module]:
+    if said["name"] != ParallelThingsBlock.__name__:
+        raise UserError(
+            f"the file is made of blocks '{said['name']}', this mimkit knows "
+            f"'{ParallelThingsBlock.__name__}'; use the version of mimkit that wrote it"
+        )
+    return partial(ParallelThingsBlock, num_parallel=said["num_parallel"])
 
 
 def _embed_layer(stem: Mapping[str, Any]) -> Callable[..., nn.Module]:
@@ -139,17 +201,12 @@ def _embed_layer(stem: Mapping[str, Any]) -> Callable[..., nn.Module]:
 
 
 def _is_linear(stem: Stem) -> bool:
-    return _is_patch_embed(_name(stem), stem.settings)
+    return _is_patch_embed(stem.name, stem.settings)
 
 
 def _is_patch_embed(name: str, settings: Mapping[str, Any]) -> bool:
     """timm has the linear stem itself; a GELU behind it, it has not."""
     return name == "linear" and not settings.get("gelu", False)
-
-
-def _name(stem: Stem) -> str:
-    """A part's name is its file's name."""
-    return type(stem).__module__.rpartition(".")[2]
 
 
 def _with_full_bias(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""BEiT's block proposals, shared by the two blockwise masks (unilm `masking_generator.py`)."""
+"""BEiT's block proposals, shared by the blockwise masks (unilm `masking_generator.py`)."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from mimkit.batch import Grid
 from mimkit.errors import UserError
-from mimkit.random import Rng
+from mimkit.masks import Mask
+from mimkit.random import Purpose, Rng, generator
 
 BoolArray = NDArray[np.bool_]
 _BEIT_COUNT, _BEIT_MIN_BLOCK = 75, 16  # on BEiT's grid of 14x14
@@ -94,3 +95,37 @@ def _largest(grid: Grid, aspect: float) -> int:
     """Patches in the largest block that is smaller than the grid both ways; 1 if there is none."""
     short, long = sorted(side - 1 for side in grid)
     return max(1, short * min(long, int(short / aspect)))
+
+
+class BlockMask(Mask):
+    """A mask made of blocks: the settings that all of them take.
+
+    Args:
+        grid: rows, columns.
+        num_masked: patches masked in every draw, 1 to N - 1.
+        min_block: smallest area drawn for a block. None: min(16, 16/75 of num_masked), BEiT's 16
+            at its 75 and the same share below it, and no more than the largest block of the grid.
+        max_block: largest number of patches a block may add. None: num_masked.
+        aspect: blocks have ratios of sides from `aspect` to 1 / `aspect`, log-uniform.
+    """
+
+    def __init__(
+        self,
+        *,
+        grid: Grid,
+        num_masked: int,
+        min_block: int | None = None,
+        max_block: int | None = None,
+        aspect: float = 0.3,
+    ) -> None:
+        self.grid = grid
+        self.num_masked = num_masked
+        self.blocks = make_blocks(
+            grid=grid,
+            num_masked=num_masked,
+            min_block=min_block,
+            max_block=max_block,
+            aspect=aspect,
+        )
+        # A trial: settings that give no mask are refused here, not hours later in a loader.
+        self(generator(Purpose.MASK, seed=0))

@@ -32,14 +32,15 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, tokens_BND: Tensor, *, bias_KNN: Tensor | None = None) -> Tensor:
-        qkv_BNE = functional.linear(tokens_BND, self.qkv.weight, self._bias())
+        qkv_BNE = functional.linear(tokens_BND, self.qkv.weight, self.qkv_bias())
         qkv_BN3Kd = qkv_BNE.reshape(*qkv_BNE.shape[:2], 3, self.heads, -1)
         q_BKNd, k_BKNd, v_BKNd = qkv_BN3Kd.permute(2, 0, 3, 1, 4)
         mixed_BKNd = attend(q_BKNd, k_BKNd, v_BKNd, bias_KNN=bias_KNN)
         mixed_BND: Tensor = self.proj(mixed_BKNd.transpose(1, 2).flatten(2))
         return mixed_BND
 
-    def _bias(self) -> Tensor | None:
+    def qkv_bias(self) -> Tensor | None:
+        """The bias of queries, keys and values together, (3 D,); None where there is none."""
         if self.q_bias is None or self.v_bias is None:
             return self.qkv.bias
         return torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])

@@ -80,13 +80,19 @@ class Block(nn.Module):
         tokens_BND: Tensor,
         *,
         bias_KNN: Tensor | None = None,
-        keep_B2: Tensor | None = None,
+        keep_B2R: Tensor | None = None,
     ) -> Tensor:
-        """`keep_B2` multiplies what attention (0) and MLP (1) add to a sample; None keeps all."""
-        keep_attn_B, keep_mlp_B = (None, None) if keep_B2 is None else keep_B2.unbind(1)
+        """All attentions read the same tokens, then all MLPs do.
+
+        Args:
+            bias_KNN: added to the scores of every attention.
+            keep_B2R: multiplies what attention (0) and MLP (1) of each of the R branches add to a
+                sample; None keeps all.
+        """
+        keep_attn_BR, keep_mlp_BR = (None, None) if keep_B2R is None else keep_B2R.unbind(1)
         attended = [branch(tokens_BND, bias_KNN=bias_KNN) for branch in self.attns]
-        tokens_BND = _add(tokens_BND, attended, keep_B=keep_attn_B)
-        return _add(tokens_BND, [branch(tokens_BND) for branch in self.ffns], keep_B=keep_mlp_B)
+        tokens_BND = _add(tokens_BND, attended, keep_BR=keep_attn_BR)
+        return _add(tokens_BND, [branch(tokens_BND) for branch in self.ffns], keep_BR=keep_mlp_BR)
 
 
 def drop_path_rates(depth: int, rate: float) -> list[float]:
@@ -96,22 +102,29 @@ def drop_path_rates(depth: int, rate: float) -> list[float]:
     return [rate * index / max(1, depth - 1) for index in range(depth)]
 
 
-def draw_keep(rates_L: Sequence[float], *, batch: int, generator: torch.Generator) -> Tensor:
-    """Multipliers keep_LB2 for every block, sample and residual: 0, or 1 / (1 - rate); float32.
+def draw_keep(
+    rates_L: Sequence[float], *, batch: int, generator: torch.Generator, branches: int = 1
+) -> Tensor:
+    """Multipliers keep_LB2R for every block, sample, residual (attention, MLP) and branch.
 
-    Drawn for the global batch from one generator, so that a rank that takes its slice of B trains
-    as one big process would.
+    Each is 0, or 1 / (1 - rate); float32. Every branch drops by itself, as in timm's parallel
+    block. Drawn for the global batch from one generator, so that a rank that takes its slice of B
+    trains as one big process would.
     """
-    keep_L11 = 1 - torch.tensor(rates_L, device=generator.device)[:, None, None]
-    shape = (len(rates_L), batch, 2)
-    draw_LB2 = torch.rand(shape, generator=generator, device=generator.device)
-    return (draw_LB2 < keep_L11) / keep_L11
+    keep_L111 = 1 - torch.tensor(rates_L, device=generator.device)[:, None, None, None]
+    shape = (len(rates_L), batch, 2, branches)
+    draw_LB2R = torch.rand(shape, generator=generator, device=generator.device)
+    return (draw_LB2R < keep_L111) / keep_L111
 
 
-def _add(tokens_BND: Tensor, residuals: Sequence[Tensor], *, keep_B: Tensor | None) -> Tensor:
+def _add(tokens_BND: Tensor, residuals: Sequence[Tensor], *, keep_BR: Tensor | None) -> Tensor:
+    if keep_BR is not None:
+        # strict, or branches that keep_BR does not know would be left out
+        pairs = zip(residuals, keep_BR.unbind(1), strict=True)
+        residuals = [
+            (r_BND * keep_B[:, None, None]).to(tokens_BND.dtype) for r_BND, keep_B in pairs
+        ]
     residual_BND = residuals[0] if len(residuals) == 1 else torch.stack(tuple(residuals)).sum(0)
-    if keep_B is not None:
-        residual_BND = (residual_BND * keep_B[:, None, None]).to(tokens_BND.dtype)
     return tokens_BND + residual_BND
 
 

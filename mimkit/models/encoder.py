@@ -76,9 +76,9 @@ class Encoder(nn.Module):
         )
         self.norm = nn.LayerNorm(width, eps=EPS) if final_norm else nn.Identity()
 
-    def forward(self, tokens_BND: Tensor, keep_LB2: Tensor | None = None) -> Tensor:
-        """After the final norm. `keep_LB2` is drop path's multipliers (see `draw_keep`)."""
-        last_BND = deque(self._states(tokens_BND, keep_LB2), maxlen=1).pop()
+    def forward(self, tokens_BND: Tensor, keep_LB2R: Tensor | None = None) -> Tensor:
+        """After the final norm. `keep_LB2R` is drop path's multipliers (see `draw_keep`)."""
+        last_BND = deque(self._states(tokens_BND, keep_LB2R), maxlen=1).pop()
         encoded_BND: Tensor = self.norm(last_BND)
         return encoded_BND
 
@@ -90,15 +90,15 @@ class Encoder(nn.Module):
         after = {number: state for number, state in enumerate(states, start=1) if number in blocks}
         return [after[block] for block in blocks]
 
-    def _states(self, tokens_BND: Tensor, keep_LB2: Tensor | None) -> Iterator[Tensor]:
+    def _states(self, tokens_BND: Tensor, keep_LB2R: Tensor | None) -> Iterator[Tensor]:
         """Tokens after each block, one block a step."""
         tokens_BND = self._embed(tokens_BND)
         bias_KNN = self.relative[0]() if self.positions == "relative_shared" else None
         for index, block in enumerate(self.blocks):
             if self.positions == "relative":
                 bias_KNN = self.relative[index]()
-            keep_B2 = None if keep_LB2 is None else keep_LB2[index]
-            tokens_BND = self._run(block, tokens_BND, bias_KNN, keep_B2)
+            keep_B2R = None if keep_LB2R is None else keep_LB2R[index]
+            tokens_BND = self._run(block, tokens_BND, bias_KNN, keep_B2R)
             yield tokens_BND
 
     def _embed(self, tokens_BND: Tensor) -> Tensor:
@@ -117,16 +117,16 @@ class Encoder(nn.Module):
         block: nn.Module,
         tokens_BND: Tensor,
         bias_KNN: Tensor | None,
-        keep_B2: Tensor | None,
+        keep_B2R: Tensor | None,
     ) -> Tensor:
         if not (self.activation_checkpointing and torch.is_grad_enabled()):
-            return block(tokens_BND, bias_KNN=bias_KNN, keep_B2=keep_B2)  # type: ignore[no-any-return]
+            return block(tokens_BND, bias_KNN=bias_KNN, keep_B2R=keep_B2R)  # type: ignore[no-any-return]
         # Drop path is an argument, so there is no random state to keep.
         return checkpoint(  # type: ignore[no-any-return]
             block,
             tokens_BND,
             bias_KNN=bias_KNN,
-            keep_B2=keep_B2,
+            keep_B2R=keep_B2R,
             use_reentrant=False,
             preserve_rng_state=False,
         )
@@ -140,8 +140,8 @@ class ImageEncoder(nn.Module):
         self.stem = stem
         self.encoder = encoder
 
-    def forward(self, image_BCHW: Tensor, keep_LB2: Tensor | None = None) -> Tensor:
-        encoded_BND: Tensor = self.encoder(self.stem(image_BCHW), keep_LB2)
+    def forward(self, image_BCHW: Tensor, keep_LB2R: Tensor | None = None) -> Tensor:
+        encoded_BND: Tensor = self.encoder(self.stem(image_BCHW), keep_LB2R)
         return encoded_BND
 
     def intermediates(self, image_BCHW: Tensor, blocks: Sequence[int]) -> list[Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mimkit.models.encoder import Encoder, ImageEncoder
 from mimkit.models.mim import MaskedImageModel
 from mimkit.models.positions import RelativePositionBias
+from mimkit.models.stems import Stem
 from mimkit.random import Purpose, torch_generator
 
 STD = 0.02
@@ -25,27 +26,36 @@ def initialise(model: MaskedImageModel | ImageEncoder, *, seed: int) -> None:
     `modeling_pretrain.py`). Each parameter draws from a generator keyed by its name, so parameters
     of equal name and shape are equal in models that differ elsewhere.
     """
-    rules = _rules(model)
-    if missing := [name for name, _ in model.named_parameters() if name not in rules]:
+    _fill(model, seed=seed, layer_scale=model.encoder.layer_scale)
+    _rescale_residuals(model.encoder)
+
+
+def initialise_stem(stem: Stem, *, seed: int) -> None:
+    """A stem on its own as it starts in a model."""
+    _fill(stem, seed=seed, layer_scale=None, prefix="stem.")
+
+
+@torch.no_grad()
+def _fill(module: nn.Module, *, seed: int, layer_scale: float | None, prefix: str = "") -> None:
+    rules = _rules(module, layer_scale=layer_scale)
+    if missing := [name for name, _ in module.named_parameters() if name not in rules]:
         raise ValueError(f"no rule initialises {', '.join(missing)}; add one to {__name__}")
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            draw = torch_generator(Purpose.INIT, seed=seed, sample=_number(name))
-            value = torch.empty(parameter.shape)
-            rules[name](value, draw)
-            parameter.copy_(value)
-        _rescale_residuals(model.encoder)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.reset_running_stats()
+    for name, parameter in module.named_parameters():
+        draw = torch_generator(Purpose.INIT, seed=seed, sample=_number(prefix + name))
+        value = torch.empty(parameter.shape)
+        rules[name](value, draw)
+        parameter.copy_(value)
+    for part in module.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.reset_running_stats()
 
 
-def _rules(model: MaskedImageModel | ImageEncoder) -> dict[str, Fill]:
+def _rules(model: nn.Module, *, layer_scale: float | None) -> dict[str, Fill]:
     """Parameter name -> what fills it, by the kind of module that owns the parameter."""
     rules: dict[str, Fill] = {}
     for prefix, module in model.named_modules():
         for name, _ in module.named_parameters(recurse=False):
-            if rule := _rule(module, name, layer_scale=model.encoder.layer_scale):
+            if rule := _rule(module, name, layer_scale=layer_scale):
                 rules[f"{prefix}.{name}" if prefix else name] = rule
     return rules
 
@@ -79,6 +89,7 @@ def _constant(constant: float) -> Fill:
     return lambda value, _: value.fill_(constant)
 
 
+@torch.no_grad()
 def _rescale_residuals(encoder: Encoder) -> None:
     """Deeper blocks add to a stream that already has their predecessors' variance."""
     for number, block in enumerate(encoder.blocks, start=1):

@@ -1,12 +1,18 @@
-"""Normalisation for stems, on feature maps BCHW: over the batch, or over channels at each place."""
+"""Normalisation for stems: over the batch, or over channels at each place.
+
+Both take feature maps (B, C, H, W) and rows (R, C), one row a place of any image.
+"""
 
 from collections.abc import Callable
-from typing import Any, cast
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
+
+Statistics = Literal["all", "visible", "frozen"]
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -15,57 +21,85 @@ class BatchNorm2d(nn.BatchNorm2d):
     In one process it is nn.BatchNorm2d. torch's SyncBatchNorm refuses the CPU, and inside bf16 the
     published hMLP's statistics would be bf16; running statistics here stay float32 whatever the
     module is cast to, and are equal on every rank after every step.
+
+    Args:
+        channels: C.
+        statistics: what training normalises by. "all": mean and variance of every place of the
+            batch (the paper's; masked pixels move every token through them). "visible": of the
+            places outside the mask. "frozen": the running statistics, which then never change.
     """
 
     momentum: float
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, *, statistics: Statistics = "all") -> None:
         super().__init__(channels)
+        self.statistics = statistics
 
-    def forward(self, input: Tensor) -> Tensor:
-        features_BCHW = input.float()
+    @property
+    def counts_masked(self) -> bool:
+        """Whether, as things are, a masked place has a part in what others are normalised by."""
+        return self.training and self.statistics == "all"
+
+    def forward(self, input: Tensor, counted_BHW: Tensor | None = None) -> Tensor:
+        """`counted_BHW`: the places of a map that "visible" counts; rows are all counted."""
+        features = input.float()
         weight_C, bias_C = self.weight.float(), self.bias.float()
-        with torch.autocast(input.device.type, enabled=False):
-            if self.training and _world_size() > 1:
-                normed_BCHW = self._synchronised(features_BCHW, weight_C, bias_C)
+        pooled = self.training and self.statistics != "frozen"
+        with _full_precision(input.device.type):
+            if pooled and (counted_BHW is not None or _world_size() > 1):
+                normed = self._pooled(features, weight_C, bias_C, counted_BHW)
             else:
-                normed_BCHW = self._local(features_BCHW, weight_C, bias_C)
-        return normed_BCHW.to(input.dtype)
+                normed = self._local(features, weight_C, bias_C, pooled=pooled)
+        return normed.to(input.dtype)
 
-    def _local(self, features_BCHW: Tensor, weight_C: Tensor, bias_C: Tensor) -> Tensor:
+    def _local(self, features: Tensor, weight_C: Tensor, bias_C: Tensor, *, pooled: bool) -> Tensor:
         """torch's own, with plain layouts for a batch of one image.
 
         There torch 2.14 on a CPU silently computes wrong gradients when the gradient that comes in
         lies channels last under an odd batch stride, as that of `flatten(2).transpose(1, 2)` does.
         """
-        if self.training:
+        if pooled:
             self._counter.add_(1)
-        single = len(features_BCHW) == 1
-        normed_BCHW = functional.batch_norm(
-            features_BCHW.contiguous() if single else features_BCHW,
+        single = features.ndim == 4 and len(features) == 1
+        normed = functional.batch_norm(
+            features.contiguous() if single else features,
             self.running_mean,
             self.running_var,
             weight_C,
             bias_C,
-            self.training,
+            pooled,
             self.momentum,
             self.eps,
         )
-        if single and normed_BCHW.requires_grad:
-            normed_BCHW.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
-        return normed_BCHW
+        if single and normed.requires_grad:
+            normed.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
+        return normed
 
-    def _synchronised(self, features_BCHW: Tensor, weight_C: Tensor, bias_C: Tensor) -> Tensor:
-        """Two passes, mean then centred squares: one pass of sums of squares cancels digits."""
-        count = features_BCHW.new_tensor([features_BCHW.numel() / self.num_features])
-        sums = sum_over_ranks(torch.cat([features_BCHW.sum((0, 2, 3)), count]))
-        total = sums[-1].detach()
+    def _pooled(
+        self, features: Tensor, weight_C: Tensor, bias_C: Tensor, counted_BHW: Tensor | None
+    ) -> Tensor:
+        """Statistics over the counted places of all ranks.
+
+        Two passes, mean then centred squares: one pass of sums of squares cancels digits.
+        """
+        places = [dim for dim in range(features.ndim) if dim != 1]
+        shape = [-1] + [1] * (features.ndim - 2)  # a number a channel, against maps or rows
+        weights = None if counted_BHW is None else counted_BHW[:, None].to(features.dtype)
+        count = features[:, 0].new_tensor(features.numel() / self.num_features)
+        count = count if weights is None else weights.sum()
+
+        def summed(values: Tensor) -> Tensor:
+            return (values if weights is None else values * weights).sum(places)
+
+        sums = sum_over_ranks(torch.cat([summed(features), count[None]]))
+        total = sums[-1].detach().clamp_min(1)
         mean_C = sums[:-1] / total
-        centred_BCHW = features_BCHW - mean_C[:, None, None]
-        variance_C = sum_over_ranks(centred_BCHW.square().sum((0, 2, 3))) / total
-        self._remember(mean_C.detach(), variance_C.detach() * total / (total - 1))
+        centred = features - mean_C.view(shape)
+        variance_C = sum_over_ranks(summed(centred.square())) / total
+        unbiased_C = variance_C.detach() * total / (total - 1).clamp_min(1)
+        self._remember(mean_C.detach(), unbiased_C)
         scale_C = weight_C * torch.rsqrt(variance_C + self.eps)
-        return centred_BCHW * scale_C[:, None, None] + bias_C[:, None, None]
+        return centred * scale_C.view(shape) + bias_C.view(shape)
 
     @torch.no_grad()
     def _remember(self, mean_C: Tensor, variance_C: Tensor) -> None:
@@ -91,7 +125,7 @@ class BatchNorm2d(nn.BatchNorm2d):
 
 
 class ChannelLayerNorm(nn.LayerNorm):
-    """LayerNorm over the channels at each position of a BCHW map; positions never meet.
+    """LayerNorm over the channels at each place of a BCHW map or a row; places never meet.
 
     GroupNorm(1, C) also normalises over space and so leaks masked pixels. Epsilon 1e-6 as in the
     encoder; the paper's LayerNorm stem was not published.
@@ -101,6 +135,8 @@ class ChannelLayerNorm(nn.LayerNorm):
         super().__init__(channels, eps=1e-6)
 
     def forward(self, input: Tensor) -> Tensor:
+        if input.ndim == 2:
+            return super().forward(input)
         return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
@@ -125,9 +161,18 @@ def sum_over_ranks(value: Tensor) -> Tensor:
 
 
 def _reduced(value: Tensor) -> Tensor:
+    if _world_size() == 1:
+        return value
     total = value.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total)
     return total
+
+
+def _full_precision(device_type: str) -> AbstractContextManager[object]:
+    """Without autocast, where the device has it (the meta device, which only counts, has not)."""
+    if torch.amp.is_autocast_available(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()
 
 
 def _world_size() -> int:

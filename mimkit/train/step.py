@@ -24,13 +24,13 @@ def predict(
     *,
     mean: Sequence[float],
     std: Sequence[float],
-    keep_LB2: Tensor | None = None,
+    keep_LB2R: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """predicted_MV in fp32 and target_M: the masked patches of the batch, image by image."""
     with torch.no_grad():
         target_M = tokenizer.encode(to_unit(batch.token_view_BChw))[batch.mask_BN]
     image_BCHW = normalise(batch.patch_view_BCHW, mean=mean, std=std)
-    return model(image_BCHW, batch.mask_BN, keep_LB2).float(), target_M
+    return model(image_BCHW, batch.mask_BN, keep_LB2R).float(), target_M
 
 
 def mim_step(
@@ -40,14 +40,16 @@ def mim_step(
     *,
     mean: Sequence[float],
     std: Sequence[float],
-    keep_LB2: Tensor | None,
+    keep_LB2R: Tensor | None,
 ) -> StepResult:
     """Predicts the tokens of the masked patches from the image whose masked tokens are replaced.
 
     The loss is the mean over all masked tokens of the micro-batch, not an average of images
     (BEiT, run_beit_pretraining).
     """
-    predicted_MV, target_M = predict(model, tokenizer, batch, mean=mean, std=std, keep_LB2=keep_LB2)
+    predicted_MV, target_M = predict(
+        model, tokenizer, batch, mean=mean, std=std, keep_LB2R=keep_LB2R
+    )
     loss = tokenizer.loss(predicted_MV, target_M)
     sums = {"loss": (loss.detach() * len(target_M), len(target_M))}
     if tokenizer.vocabulary is not None:

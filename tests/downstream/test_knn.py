@@ -12,7 +12,6 @@ from mimkit.downstream.knn import (
     extract,
     knn_accuracy,
     pixel_features,
-    recalibrate,
 )
 from mimkit.models.encoder import Encoder
 from mimkit.models.init import initialise
@@ -60,25 +59,3 @@ def test_features_of_padding_do_not_count() -> None:
     assert found.label_B.tolist() == [0, 1]
     assert found.feature_BD.shape == (2, 3 * 32 * 32)
     assert found.feature_BD[0].mean() == pytest.approx(float(images[0].float().mean()) / 255)
-
-
-def test_recalibration_gives_the_statistics_of_the_images() -> None:
-    model = MaskedImageModel(
-        stem=Hmlp(width=32, patch_size=8),
-        encoder=Encoder(width=32, heads=2, depth=1, grid=(4, 4)),
-        prediction_dim=8,
-    )
-    initialise(model, seed=0)
-    images = torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8)
-    label_B = torch.zeros(6, dtype=torch.int64)
-    batch = Batch(images, images, torch.empty(6, 0, dtype=torch.bool), label_B, label_B)
-    first, second = Batch(*(f[:3] for f in batch)), Batch(*(f[3:] for f in batch))
-    recalibrate(model, [first, second], **PIXELS)
-    convolution, norm = model.stem.layers[0], model.stem.layers[1]
-    with torch.no_grad():
-        features = convolution((images.float() / 255 - 0.5) / 0.5)
-    assert torch.allclose(norm.running_mean, features.mean(dim=(0, 2, 3)), atol=1e-6)
-    batch_variance = (features[:3].var(dim=(0, 2, 3)) + features[3:].var(dim=(0, 2, 3))) / 2
-    assert torch.allclose(norm.running_var, batch_variance, rtol=1e-5)
-    extractor = encoder_features(model.image_encoder, pooling="mean", depth=1.0, **PIXELS)
-    assert torch.equal(extractor(batch)[:3], extractor(first))  # eval mode: no batch statistics

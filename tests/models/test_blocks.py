@@ -100,13 +100,35 @@ def test_keep_multiplies_what_attention_and_mlp_add(branches: int) -> None:
     shake(block)
     tokens_BND = torch.randn(4, 7, 32)
     keep_B2 = torch.tensor([[1.0, 1.0], [0.0, 0.0], [0.0, 1.0], [2.0, 0.0]])
-    out_BND = block(tokens_BND, keep_B2=keep_B2)
+    out_BND = block(tokens_BND, keep_B2R=keep_B2[..., None].expand(-1, -1, branches))
     attended_BND = sum(branch(tokens_BND, bias_KNN=None) for branch in block.attns)
     mixed_BND = sum(branch(tokens_BND) for branch in block.ffns)
     torch.testing.assert_close(out_BND[0], block(tokens_BND)[0])
     assert torch.equal(out_BND[1], tokens_BND[1])
     torch.testing.assert_close(out_BND[2], (tokens_BND + mixed_BND)[2])
     torch.testing.assert_close(out_BND[3], (tokens_BND + 2 * attended_BND)[3])
+
+
+def test_each_branch_is_kept_or_dropped_by_itself() -> None:
+    block = Block(32, heads=4, branches=3)
+    shake(block)
+    tokens_BND = torch.randn(2, 7, 32)
+    keep_B2R = torch.tensor(
+        [[[0.0, 2.0, 1.0], [3.0, 0.0, 0.0]], [[1.0, 0.0, 0.0], [0.0, 1.0, 2.0]]]
+    )
+    out_BND = block(tokens_BND, keep_B2R=keep_B2R)
+    for number, (keep_attn_R, keep_mlp_R) in enumerate(keep_B2R):
+        x_1ND = tokens_BND[number : number + 1]
+        attended = [keep * branch(x_1ND, bias_KNN=None)
+                    for keep, branch in zip(keep_attn_R, block.attns, strict=True)]  # fmt: skip
+        x_1ND = x_1ND + sum(attended)
+        mixed = [keep * branch(x_1ND) for keep, branch in zip(keep_mlp_R, block.ffns, strict=True)]
+        torch.testing.assert_close(out_BND[number], (x_1ND + sum(mixed))[0], rtol=0, atol=1e-5)
+
+
+def test_multipliers_of_another_number_of_branches_are_an_error() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        Block(32, heads=4, branches=2)(torch.randn(2, 7, 32), keep_B2R=torch.ones(2, 2, 1))
 
 
 def test_drop_path_rates_are_linear() -> None:
@@ -122,11 +144,28 @@ def test_keep_is_unbiased_and_a_function_of_its_generator() -> None:
         for _ in range(2)
     )
     assert torch.equal(first, again)
-    assert first.shape == (2, 20_000, 2)
+    assert first.shape == (2, 20_000, 2, 1)
     assert first.dtype == torch.float32
     assert (first[0] == 1).all()
     assert sorted(first[1].unique().tolist()) == [0.0, 2.0]
     assert first.mean().item() == pytest.approx(1, abs=0.02)
+
+
+def test_one_branch_draws_a_number_for_each_block_sample_and_residual() -> None:
+    """Runs of one branch keep their numbers: blocks, samples, residuals, in this order."""
+    keep_LB2R = draw_keep([0.2, 0.5], batch=9, generator=torch.Generator().manual_seed(1))
+    draw_LB2 = torch.rand((2, 9, 2), generator=torch.Generator().manual_seed(1))
+    expected_LB2 = torch.stack([(draw_LB2[0] < 0.8) / 0.8, (draw_LB2[1] < 0.5) / 0.5])
+    torch.testing.assert_close(keep_LB2R[..., 0], expected_LB2)
+
+
+def test_branches_are_drawn_independently() -> None:
+    noise = torch.Generator().manual_seed(1)
+    keep_LB2R = draw_keep([0.5], batch=20_000, branches=3, generator=noise)
+    assert keep_LB2R.shape == (1, 20_000, 2, 3)
+    kept_R = (keep_LB2R > 0).flatten(0, 2).float()
+    assert torch.corrcoef(kept_R.T).fill_diagonal_(0).abs().max() < 0.02
+    assert kept_R.mean(0).tolist() == pytest.approx([0.5] * 3, abs=0.01)
 
 
 @pytest.mark.parametrize("biased", [True, False])
@@ -139,13 +178,16 @@ def test_the_formula_is_torchs_fused_attention(biased: bool) -> None:
 
 
 @pytest.mark.parametrize("positions", ["absolute", "relative_shared", "relative"])
-def test_checkpointing_changes_no_gradient(positions: str) -> None:
+@pytest.mark.parametrize("branches", [1, 2])
+def test_checkpointing_changes_no_gradient(positions: str, branches: int) -> None:
     grads = []
     image_BCHW = torch.rand(2, 3, 32, 48)
-    keep_LB2 = draw_keep([0, 0.3, 0.6], batch=2, generator=torch.Generator().manual_seed(0))
+    noise = torch.Generator().manual_seed(0)
+    keep_LB2R = draw_keep([0, 0.3, 0.6], batch=2, branches=branches, generator=noise)
+    settings = {"positions": positions, "branches": branches}
     for checkpointing in (False, True):
-        model = our_model(positions=positions, activation_checkpointing=checkpointing).train()
-        model(image_BCHW, keep_LB2).square().sum().backward()
+        model = our_model(**settings, activation_checkpointing=checkpointing).train()
+        model(image_BCHW, keep_LB2R).square().sum().backward()
         grads.append([parameter.grad for parameter in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
@@ -169,10 +211,10 @@ def test_bf16_autocast_keeps_the_residual_stream_in_float32() -> None:
     for positions in ("absolute", "relative_shared"):
         model = our_model(positions=positions)
         image_BCHW = torch.rand(2, 3, 32, 48)
-        keep_LB2 = torch.ones(3, 2, 2)
+        keep_LB2R = torch.ones(3, 2, 2, 1)
         with torch.autocast("cpu", torch.bfloat16):
             mixed = model.intermediates(image_BCHW, [3])[0]
-            assert model(image_BCHW, keep_LB2).isfinite().all()
+            assert model(image_BCHW, keep_LB2R).isfinite().all()
         assert mixed.dtype == torch.float32
         exact = model.intermediates(image_BCHW, [3])[0]
         assert (mixed - exact).norm() / exact.norm() < 0.02

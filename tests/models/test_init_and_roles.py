@@ -25,7 +25,8 @@ def test_every_parameter_starts_as_in_beit(make_model, stem, positions, branches
             assert (parameter == constant).all(), name
             continue
         limit = STD
-        if name.endswith(("attn.proj.weight", "mlp.fc2.weight")):
+        residual = name.endswith(("attn.proj.weight", "mlp.fc2.weight"))
+        if residual and role.kind != "stem":  # the residual stream is the encoder's
             limit = STD / math.sqrt(2 * role.depth)
         if name.endswith(".table"):
             assert (parameter == 0).all(), name

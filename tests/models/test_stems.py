@@ -57,9 +57,10 @@ def test_the_declared_reach_is_the_measured_one(name: str, size: int) -> None:
     image_BCHW = torch.rand(1, 3, side, side, requires_grad=True)
     stem(image_BCHW)[0, token].square().sum().backward()
     seen = image_BCHW.grad.abs().sum((0, 1)).nonzero()
-    reach = max(2 * size - int(seen.min()), int(seen.max()) - (3 * size - 1))
-    assert reach == stem.reach
-    assert stem.patchwise == (reach == 0)
+    sides = 2 * size - int(seen.min()), int(seen.max()) - (3 * size - 1)
+    assert sides == stem.reach_sides
+    assert stem.reach == max(sides)
+    assert stem.patchwise == (max(sides) == 0)
 
 
 @pytest.mark.parametrize("name", STEMS.names())
@@ -117,6 +118,7 @@ def test_parameters_as_in_the_facts(name: str, expected: list[int]) -> None:
         ("conv", {"width": 192, "plan": "1gf"}, 256_152),
         ("conv", {"width": 384, "plan": "4gf"}, 1_021_488),
         ("conv", {"width": 768, "plan": "18gf"}, 2_683_968),
+        ("local", {"width": 768}, 1_053_888),
     ],
 )
 def test_parameters_of_the_other_stems(name: str, settings: dict, expected: int) -> None:
@@ -127,7 +129,7 @@ def test_parameters_of_the_other_stems(name: str, settings: dict, expected: int)
 
 @pytest.mark.parametrize(
     ("name", "reach", "patchwise"),
-    [("linear_bn", 0, True), ("levit", 15, False), ("conv", 15, False)],
+    [("linear_bn", 0, True), ("levit", 15, False), ("conv", 15, False), ("local", 3, False)],
 )
 def test_which_stems_overlap(name: str, reach: int, patchwise: bool) -> None:
     stem = STEMS[name](width=32)
@@ -160,7 +162,8 @@ def test_hmlp_ends_with_a_norm_and_no_activation(norm: str, size: int) -> None:
     layers = list(STEMS["hmlp"](width=32, patch_size=size, norm=norm).layers)
     kinds = [type(layer).__name__ for layer in layers]
     norm_name = {"bn": "BatchNorm2d", "ln": "ChannelLayerNorm"}[norm]
-    assert kinds == ["Conv2d", norm_name, "GELU"] * (len(kinds) // 3) + ["Conv2d", norm_name]
+    convolution = "PatchConv2d"
+    assert kinds == [convolution, norm_name, "GELU"] * (len(kinds) // 3) + [convolution, norm_name]
     assert len(kinds) >= 5
 
 
@@ -176,7 +179,8 @@ def test_hmlp_at_16_is_the_published_one() -> None:
     [
         ({"patch_size": 12}, "4, 8, 14, 16, 32"),
         ({"width": 30}, "multiple of 4"),
-        ({"norm": "gn"}, "stem.norm is 'gn'"),
+        ({"norm": "ln", "statistics": "visible"}, "set stem.norm=bn"),
+        ({"norm": "none", "statistics": "frozen"}, "set stem.norm=bn"),
     ],
 )
 def test_hmlp_refuses_what_it_cannot_be(settings, message: str) -> None:
@@ -186,7 +190,7 @@ def test_hmlp_refuses_what_it_cannot_be(settings, message: str) -> None:
 
 def test_reach_of_overlapping_convolutions() -> None:
     levit = [torch.nn.Conv2d(3, 3, 3, 2, 1) for _ in range(4)]
-    assert reach_of(levit) == 15  # 1 + 2 + 4 + 8 pixels up and left
-    assert reach_of([torch.nn.Conv2d(3, 3, 7, 4, 3), torch.nn.Conv2d(3, 3, 4, 4)]) == 3
+    assert reach_of(levit) == (15, 0)  # 1 + 2 + 4 + 8 pixels up and left
+    assert reach_of([torch.nn.Conv2d(3, 3, 7, 4, 3), torch.nn.Conv2d(3, 3, 4, 4)]) == (3, 0)
     with pytest.raises(TypeError, match="MaxPool2d"):
         reach_of([torch.nn.MaxPool2d(2)])

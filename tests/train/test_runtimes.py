@@ -24,11 +24,18 @@ from mimkit.train.optimizer import make_optimizer, set_learning_rate
 from mimkit.train.runtimes import RUNTIMES, Runtime, UpdateRule
 
 GLOBAL, STEPS, VOCABULARY = 8, 6, 64
-STEM_SETTINGS: dict[str, dict[str, Any]] = {"hmlp": {"norm": "bn"}, "linear": {}}
+ARMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "hmlp": ("hmlp", {"norm": "bn"}),
+    "linear": ("linear", {}),
+    "hmlp visible": ("hmlp", {"statistics": "visible"}),
+    "levit visible": ("levit", {"statistics": "visible"}),
+    "levit frozen": ("levit", {"statistics": "frozen"}),
+}
 
 
 def _model(stem: str) -> MaskedImageModel:
-    part = STEMS[stem](width=32, patch_size=4, **STEM_SETTINGS[stem])
+    name, settings = ARMS[stem]
+    part = STEMS[name](width=32, patch_size=4, **settings)
     encoder = Encoder(width=32, heads=2, depth=2, grid=(4, 4), positions="relative_shared")
     model = MaskedImageModel(stem=part, encoder=encoder, prediction_dim=VOCABULARY)
     initialise(model, seed=0)
@@ -42,8 +49,8 @@ def _batch(update: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     mask_BN = torch.rand(GLOBAL, 16, generator=draw).argsort(dim=1) < 6
     target_BN = torch.randint(VOCABULARY, (GLOBAL, 16), generator=draw)
     noise = torch_generator(Purpose.DROP_PATH, seed=0, sample=update)
-    keep_LB2 = draw_keep(drop_path_rates(2, 0.3), batch=GLOBAL, generator=noise)
-    return image_BCHW, mask_BN, target_BN, keep_LB2
+    keep_LB2R = draw_keep(drop_path_rates(2, 0.3), batch=GLOBAL, generator=noise)
+    return image_BCHW, mask_BN, target_BN, keep_LB2R
 
 
 def _updates(runtime: Runtime, rule: UpdateRule, first: int, last: int, optimizer: Any
@@ -51,13 +58,13 @@ def _updates(runtime: Runtime, rule: UpdateRule, first: int, last: int, optimize
     """Losses of the global batches of updates first..last."""
     losses = []
     for update in range(first, last):
-        image_BCHW, mask_BN, target_BN, keep_LB2 = (t.to(runtime.device) for t in _batch(update))
+        image_BCHW, mask_BN, target_BN, keep_LB2R = (t.to(runtime.device) for t in _batch(update))
         set_learning_rate(optimizer, 1e-2)
         total = torch.zeros((), device=runtime.device)
         for micro in range(rule.accumulation):
             start = (micro * runtime.world + runtime.rank) * rule.micro_batch
             rows = slice(start, start + rule.micro_batch)
-            predicted_MV = runtime.model(image_BCHW[rows], mask_BN[rows], keep_LB2[:, rows])
+            predicted_MV = runtime.model(image_BCHW[rows], mask_BN[rows], keep_LB2R[:, rows])
             target_M = target_BN[rows][mask_BN[rows]]
             loss = torch.nn.functional.cross_entropy(predicted_MV.float(), target_M)
             runtime.backward(loss)
@@ -106,12 +113,14 @@ def _rank(rank: int, world: int, port: int, folder: str, stems: list[str]) -> No
     os.environ |= {"LOCAL_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     runtime = RUNTIMES["deepspeed"]()
-    found = {}
+    found, buffers = {}, {}
     for stem in stems:
-        for stage in range(4):
+        for stage in range(4) if stem in ("hmlp", "linear") else (0, 3):
             rule = _rule(stage, world)
             optimizer = _start(runtime, stem, rule)
             losses = _updates(runtime, rule, 0, STEPS, optimizer)
+            named = runtime.model.named_buffers()
+            buffers[stem, stage] = {name: value.clone() for name, value in named}
             found[stem, stage, "plain"] = losses, runtime.weights(), float(runtime.grad_norm)
             if stem == "hmlp":  # has buffers besides parameters
                 found[stem, stage, "resumed"] = (_resumed(runtime, stem, rule),
@@ -124,6 +133,7 @@ def _rank(rank: int, world: int, port: int, folder: str, stems: list[str]) -> No
     optimizer = _start(runtime, "linear", half)
     found["linear", 1, "bf16"] = (_updates(runtime, half, 0, STEPS, optimizer),
                                   runtime.weights(), 0.0)  # fmt: skip
+    torch.save(buffers, Path(folder) / f"buffers-{rank}.pt")
     if rank == 0:
         torch.save(found, Path(folder) / "found.pt")
     runtime.close()
@@ -140,7 +150,7 @@ def plain() -> dict[str, tuple[list[float], dict[str, Tensor], float]]:
     """What plain PyTorch gets."""
     torch.set_num_threads(1)
     found = {}
-    for stem in STEM_SETTINGS:
+    for stem in ARMS:
         runtime = RUNTIMES["local"]()
         rule = _rule(0, 1)
         optimizer = _start(runtime, stem, rule)
@@ -156,7 +166,7 @@ def test_every_stage_and_world_size_equals_plain_pytorch(
     if torch.cuda.is_available() and torch.cuda.device_count() < world:
         pytest.skip(f"needs {world} GPUs")
     exact = 1e-4 if torch.cuda.is_available() else 1e-5
-    arguments = (world, _free_port(), str(tmp_path), list(STEM_SETTINGS))
+    arguments = (world, _free_port(), str(tmp_path), list(ARMS))
     mp.spawn(_rank, args=arguments, nprocs=world)
     found = torch.load(tmp_path / "found.pt", weights_only=True)
     for (stem, stage, how), (losses, weights, norm) in found.items():
@@ -170,13 +180,24 @@ def test_every_stage_and_world_size_equals_plain_pytorch(
         assert weights.keys() == plain[stem][1].keys(), where
         for name, value in weights.items():
             expected = plain[stem][1][name]
-            if stem == "hmlp" and name.startswith("stem.layers") and name.endswith("bias"):
+            if stem != "linear" and name.startswith("stem.layers") and name.endswith("bias"):
                 continue  # BatchNorm takes a bias out again: its gradient is noise, Adam's step not
             assert (value.float() - expected.float()).abs().max() < 2e-3, f"{where}: {name}"
         if how == "resumed":  # against the same engine uninterrupted: to the last bit
             straight, whole, _ = found[stem, stage, "plain"]
             assert losses == straight, where
             assert all(torch.equal(value, whole[name]) for name, value in weights.items()), where
+
+    of_ranks = [torch.load(tmp_path / f"buffers-{rank}.pt", weights_only=True)
+                for rank in range(world)]  # fmt: skip
+    for (stem, stage), named in of_ranks[0].items():
+        assert bool(named) == (stem != "linear"), "batch norms have running statistics"
+        for name, value in named.items():
+            where = f"{name} of {stem} at stage {stage}"
+            assert value.dtype in (torch.float32, torch.int64), where
+            assert all(torch.equal(value, other[stem, stage][name]) for other in of_ranks), where
+            if name.endswith("running_mean"):
+                assert bool((value != 0).any()) == ("frozen" not in stem), where
 
 
 def test_resume_of_the_plain_runtime_is_exact(plain: dict[str, Any]) -> None:

@@ -55,7 +55,7 @@ def _batch() -> tuple[Batch, Tensor]:
 
 
 def _step(model: nn.Module, target_BN: Tensor, batch: Batch) -> StepResult:
-    return mim_step(model, _Tokens(target_BN), batch, mean=HALF, std=HALF, keep_LB2=None)
+    return mim_step(model, _Tokens(target_BN), batch, mean=HALF, std=HALF, keep_LB2R=None)
 
 
 def test_tokens_of_visible_patches_do_not_matter_and_masked_ones_do() -> None:
@@ -111,7 +111,7 @@ def test_accuracy_counts_the_masked_tokens_that_are_right() -> None:
 def test_gradients_reach_every_parameter_and_not_the_tokenizer(tokenizer_file: Path) -> None:
     model, (batch, _) = _model(), _batch()
     tokenizer = TOKENIZERS["dvae"](path=str(tokenizer_file))
-    result = mim_step(model, tokenizer, batch, mean=HALF, std=HALF, keep_LB2=None)
+    result = mim_step(model, tokenizer, batch, mean=HALF, std=HALF, keep_LB2R=None)
     result.loss.backward()
     without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
     assert without == []
@@ -122,7 +122,7 @@ def test_the_tokenizer_sees_the_token_view_in_unit_range() -> None:
     model, (batch, target_BN) = _model(), _batch()
     batch = batch._replace(token_view_BChw=255 - batch.token_view_BChw)
     tokens = _Tokens(target_BN)
-    mim_step(model, tokens, batch, mean=HALF, std=HALF, keep_LB2=None)
+    mim_step(model, tokens, batch, mean=HALF, std=HALF, keep_LB2R=None)
     assert tokens.seen is not None
     assert torch.equal(tokens.seen, to_unit(batch.token_view_BChw))
     assert float(tokens.seen.max()) <= 1

@@ -20,17 +20,27 @@ class Stem(nn.Module):
     patch_size: int
 
     @abstractmethod
-    def forward(self, image_BCHW: Tensor) -> Tensor: ...
+    def forward(self, image_BCHW: Tensor, mask_BN: Tensor | None = None) -> Tensor:
+        """Tokens of every patch; those that `mask_BN` names may be anything finite.
+
+        The mask only tells a stem what it need not compute, and which patches batch statistics
+        leave out if they are told to. It hides no pixels: that is the placement's work.
+        """
 
     @property
     @abstractmethod
-    def reach(self) -> int:
-        """Pixels beyond its own patch that a token can see, computed from the layers."""
+    def reach_sides(self) -> tuple[int, int]:
+        """Pixels before (above, left of) and behind its own patch that a token sees."""
 
     @property
     @abstractmethod
     def settings(self) -> dict[str, int | str]:
         """Keyword arguments that build this stem again, for exports that must rebuild it."""
+
+    @property
+    def reach(self) -> int:
+        """Pixels beyond its own patch that a token can see, computed from the layers."""
+        return max(self.reach_sides)
 
     @property
     def patchwise(self) -> bool:
@@ -45,6 +55,19 @@ class Stem(nn.Module):
                 f"{self.patch_size}; set data.image_size to a multiple of {self.patch_size}"
             )
         return height // self.patch_size, width // self.patch_size
+
+    def folded(self) -> "Stem":
+        """A copy for inference whose batch norms are part of the convolutions before them.
+
+        Raises:
+            UserError: there is no batch norm to fold.
+        """
+        raise UserError(f"stem '{self.name}' has no batch norm that could be folded")
+
+    @property
+    def name(self) -> str:
+        """A part's name is its file's name."""
+        return type(self).__module__.rpartition(".")[2]
 
 
 STEMS: Registry[Callable[..., Stem]] = Registry("stem", __name__)

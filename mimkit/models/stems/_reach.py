@@ -10,8 +10,8 @@ _POINTWISE = (nn.Identity, nn.GELU, nn.ReLU, nn.Hardswish, nn.BatchNorm2d, Batch
 _PER_POSITION = (*_POINTWISE, ChannelLayerNorm)
 
 
-def reach_of(layers: Iterable[nn.Module]) -> int:
-    """Pixels beyond its own patch that a token sees, on the side where it is most.
+def reach_of(layers: Iterable[nn.Module]) -> tuple[int, int]:
+    """Pixels that a token sees before (above, left of) its own patch, and behind it.
 
     Args:
         layers: applied one after the other: convolutions, and layers that act on each position.
@@ -29,7 +29,7 @@ def reach_of(layers: Iterable[nn.Module]) -> int:
             patch *= stride
         elif not isinstance(layer, _PER_POSITION):
             raise TypeError(f"the reach of {type(layer).__name__} is not known; add it to reach_of")
-    return max(0, -first, last - (patch - 1))
+    return max(0, -first), max(0, last - (patch - 1))
 
 
 def _geometry(layer: nn.Conv2d) -> tuple[int, int, int, int]:

@@ -5,9 +5,9 @@ from typing import Literal
 from torch import nn
 
 from mimkit.errors import UserError
-from mimkit.models.norms import BatchNorm2d
+from mimkit.models.norms import Statistics
 from mimkit.models.stems import STEMS
-from mimkit.models.stems._layers import LayeredStem
+from mimkit.models.stems._layers import LayeredStem, Norm, make_norm
 
 # Channels and strides of the 3x3 convolutions, by the size of ViT they were made for.
 PLANS = {
@@ -28,10 +28,18 @@ class Conv(LayeredStem):
         width: D.
         patch_size: 16; the plans halve the image four times.
         plan: "1gf" (made for ViT-Ti), "4gf" (S) or "18gf" (B and L).
+        norm: "bn", the published one; "ln" over channels; or "none" (3x3s then have a bias).
+        statistics: of "bn": "all" (the paper's), "visible" or "frozen", see `BatchNorm2d`.
     """
 
     def __init__(
-        self, *, width: int, patch_size: int = 16, plan: Literal["1gf", "4gf", "18gf"] = "4gf"
+        self,
+        *,
+        width: int,
+        patch_size: int = 16,
+        plan: Literal["1gf", "4gf", "18gf"] = "4gf",
+        norm: Norm = "bn",
+        statistics: Statistics = "all",
     ) -> None:
         if patch_size != 16:
             raise UserError(
@@ -41,13 +49,14 @@ class Conv(LayeredStem):
         layers: list[nn.Module] = []
         inputs = 3
         for outputs, stride in PLANS[plan]:
-            convolution = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-            layers += [convolution, BatchNorm2d(outputs), nn.ReLU()]
+            layers.append(nn.Conv2d(inputs, outputs, 3, stride, 1, bias=norm == "none"))
+            layers += [make_norm(norm, outputs, statistics=statistics), nn.ReLU()]
             inputs = outputs
         layers.append(nn.Conv2d(inputs, width, 1))
         super().__init__(width=width, patch_size=patch_size, layers=layers)
-        self.plan = plan
+        self.plan, self.norm, self.statistics = plan, norm, statistics
 
     @property
     def settings(self) -> dict[str, int | str]:
-        return {"width": self.width, "patch_size": self.patch_size, "plan": self.plan}
+        return {"width": self.width, "patch_size": self.patch_size, "plan": self.plan,
+                "norm": self.norm, "statistics": self.statistics}  # fmt: skip

@@ -3,8 +3,10 @@
 from torch import nn
 
 from mimkit.errors import UserError
+from mimkit.models.norms import Statistics
 from mimkit.models.stems import STEMS
-from mimkit.models.stems._layers import NORMS, LayeredStem, Norm
+from mimkit.models.stems._layers import LayeredStem, Norm, make_norm
+from mimkit.models.stems._rows import PatchConv2d
 
 # Patch size -> kernel = stride of each layer. The rule: at least two layers (one is `linear` with a
 # norm); every layer after the first merges 2x2; the first takes the rest, and is 4x4 as published
@@ -24,33 +26,45 @@ class Hmlp(LayeredStem):
     Args:
         width: D, a multiple of 4.
         patch_size: one of FACTORS.
-        norm: "bn", the paper's main row, over the batch of all ranks; or "ln", over channels.
+        norm: "bn", the paper's main row, over the batch of all ranks; "ln", over channels; "none".
+        statistics: of "bn": "all" (the paper's), "visible" or "frozen", see `BatchNorm2d`.
     """
 
-    def __init__(self, *, width: int, patch_size: int = 16, norm: Norm = "bn") -> None:
-        _check(width, patch_size, norm)
-        layers = _layers(width, FACTORS[patch_size], norm)
+    def __init__(
+        self,
+        *,
+        width: int,
+        patch_size: int = 16,
+        norm: Norm = "bn",
+        statistics: Statistics = "all",
+    ) -> None:
+        _check(width, patch_size)
+        layers = _layers(width, FACTORS[patch_size], norm, statistics)
         super().__init__(width=width, patch_size=patch_size, layers=layers)
-        self.norm = norm
+        self.norm, self.statistics = norm, statistics
 
     @property
     def settings(self) -> dict[str, int | str]:
-        return {"width": self.width, "patch_size": self.patch_size, "norm": self.norm}
+        return {"width": self.width, "patch_size": self.patch_size, "norm": self.norm,
+                "statistics": self.statistics}  # fmt: skip
 
 
-def _layers(width: int, factors: tuple[int, ...], norm: str) -> list[nn.Module]:
+def _layers(
+    width: int, factors: tuple[int, ...], norm: Norm, statistics: Statistics
+) -> list[nn.Module]:
     layers: list[nn.Module] = []
     inputs = 3
     for position, factor in enumerate(factors, start=1):
         last = position == len(factors)
         outputs = width if last else width // 4
-        layers += [nn.Conv2d(inputs, outputs, factor, factor), NORMS[norm](outputs)]
+        layers.append(PatchConv2d(inputs, outputs, factor))
+        layers.append(make_norm(norm, outputs, statistics=statistics))
         layers += [] if last else [nn.GELU()]
         inputs = outputs
     return layers
 
 
-def _check(width: int, patch_size: int, norm: str) -> None:
+def _check(width: int, patch_size: int) -> None:
     if patch_size not in FACTORS:
         sizes = ", ".join(map(str, FACTORS))
         raise UserError(
@@ -59,5 +73,3 @@ def _check(width: int, patch_size: int, norm: str) -> None:
         )
     if width % 4:
         raise UserError(f"stem 'hmlp' needs a width that is a multiple of 4, not {width}")
-    if norm not in NORMS:
-        raise UserError(f"stem.norm is '{norm}'; known: {', '.join(NORMS)}")

@@ -7,8 +7,9 @@ from typing import Literal
 from torch import nn
 
 from mimkit.errors import UserError
+from mimkit.models.norms import Statistics
 from mimkit.models.stems import STEMS
-from mimkit.models.stems._layers import NORMS, LayeredStem, Norm
+from mimkit.models.stems._layers import LayeredStem, Norm, make_norm
 
 ACTIVATIONS = {"gelu": nn.GELU, "hardswish": nn.Hardswish}
 
@@ -24,7 +25,8 @@ class Levit(LayeredStem):
     Args:
         width: D, divisible by 2 for every convolution but the last.
         patch_size: 4, 8, 16 or 32.
-        norm: "bn", or "ln" over channels.
+        norm: "bn", "ln" over channels, or "none" (then convolutions have a bias).
+        statistics: of "bn": "all" (the paper's), "visible" or "frozen", see `BatchNorm2d`.
         activation: "gelu", the paper's table, or "hardswish", LeViT's code.
     """
 
@@ -34,6 +36,7 @@ class Levit(LayeredStem):
         width: int,
         patch_size: int = 16,
         norm: Norm = "bn",
+        statistics: Statistics = "all",
         activation: Literal["gelu", "hardswish"] = "gelu",
     ) -> None:
         if patch_size not in (4, 8, 16, 32):
@@ -48,11 +51,12 @@ class Levit(LayeredStem):
         layers: list[nn.Module] = []
         for inputs, outputs in pairwise(channels):
             layers += [] if inputs == 3 else [ACTIVATIONS[activation]()]
-            layers += [nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False), NORMS[norm](outputs)]
+            layers.append(nn.Conv2d(inputs, outputs, 3, 2, 1, bias=norm == "none"))
+            layers.append(make_norm(norm, outputs, statistics=statistics))
         super().__init__(width=width, patch_size=patch_size, layers=layers)
-        self.norm, self.activation = norm, activation
+        self.norm, self.statistics, self.activation = norm, statistics, activation
 
     @property
     def settings(self) -> dict[str, int | str]:
         return {"width": self.width, "patch_size": self.patch_size, "norm": self.norm,
-                "activation": self.activation}  # fmt: skip
+                "statistics": self.statistics, "activation": self.activation}  # fmt: skip

@@ -1,14 +1,16 @@
 """The stem of ViT, DeiT and BEiT: one convolution whose kernel is the patch."""
 
-from einops import rearrange
-from torch import Tensor, nn
+from collections.abc import Sequence
 
-from mimkit.models.stems import STEMS, Stem
-from mimkit.models.stems._reach import reach_of
+from torch import nn
+
+from mimkit.models.stems import STEMS
+from mimkit.models.stems._layers import LayeredStem
+from mimkit.models.stems._rows import PatchConv2d
 
 
 @STEMS.register
-class Linear(Stem):
+class Linear(LayeredStem):
     """Conv2d(3 -> D, kernel = stride = patch size) with bias; timm's PatchEmbed has the same.
 
     Args:
@@ -18,21 +20,14 @@ class Linear(Stem):
     """
 
     def __init__(self, *, width: int, patch_size: int = 16, gelu: bool = False) -> None:
-        super().__init__()
-        self.width = width
-        self.patch_size = patch_size
-        self.project = nn.Conv2d(3, width, patch_size, patch_size)
+        super().__init__(width=width, patch_size=patch_size)
+        self.project = PatchConv2d(3, width, patch_size)
         self.activation = nn.GELU() if gelu else nn.Identity()
         self.gelu = gelu
 
-    def forward(self, image_BCHW: Tensor) -> Tensor:
-        self.grid(*image_BCHW.shape[2:])
-        tokens_BDHW: Tensor = self.activation(self.project(image_BCHW))
-        return rearrange(tokens_BDHW, "b d h w -> b (h w) d")
-
     @property
-    def reach(self) -> int:
-        return reach_of([self.project])
+    def sequence(self) -> Sequence[nn.Module]:
+        return [self.project, self.activation]
 
     @property
     def settings(self) -> dict[str, int | str]:

@@ -1,0 +1,1 @@
+"""What can be measured about a part before hours are spent on it."""
