@@ -120,7 +120,7 @@ def _rank(rank: int, world: int, port: int, folder: str, stems: list[str]) -> No
             optimizer = _start(runtime, stem, rule)
             losses = _updates(runtime, rule, 0, STEPS, optimizer)
             named = runtime.model.named_buffers()
-            buffers[stem, stage] = {name: value.clone() for name, value in named}
+            buffers[stem, stage] = {n: b.clone() for n, b in named if ".stem." in n}
             found[stem, stage, "plain"] = losses, runtime.weights(), float(runtime.grad_norm)
             if stem == "hmlp":  # has buffers besides parameters
                 found[stem, stage, "resumed"] = (_resumed(runtime, stem, rule),
