@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from dall_e import Decoder, Encoder
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from mimkit.random import Purpose, torch_generator
 from mimkit.tokenizers._dvae_model import Dvae, make_dvae
@@ -52,3 +53,30 @@ def varied_dvae(photos: Tensor) -> Dvae:
         output.b.sub_(dvae.logits(photos).mean((0, 2, 3)))
         assert len(dvae.logits(photos).argmax(1).unique()) > 20
     return dvae
+
+
+@pytest.fixture(scope="session")
+def dvae_file(tokenizer_file: Path) -> Path:
+    return tokenizer_file
+
+
+@pytest.fixture(scope="session")
+def dalle_encoder(varied_dvae: Dvae) -> nn.Module:
+    """A module of dall_e's own, 64 words, as OpenAI pickled one with 8192."""
+    encoder = Encoder(n_hid=16, n_blk_per_group=1, vocab_size=64)
+    encoder.load_state_dict(varied_dvae.encoder.state_dict())
+    return encoder
+
+
+@pytest.fixture(scope="session")
+def dalle_decoder(varied_dvae: Dvae) -> nn.Module:
+    decoder = Decoder(n_hid=16, n_blk_per_group=1, vocab_size=64)
+    decoder.load_state_dict(varied_dvae.decoder.state_dict())
+    return decoder
+
+
+@pytest.fixture(scope="session")
+def dalle_file(tmp_path_factory: pytest.TempPathFactory, dalle_encoder: nn.Module) -> Path:
+    path = tmp_path_factory.mktemp("dalle") / "encoder.pkl"
+    torch.save(dalle_encoder, path)
+    return path

@@ -1,7 +1,6 @@
 """What every tokenizer must do; a new file in tokenizers/ is tested the day it is added."""
 
 import inspect
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +10,12 @@ from mimkit.tokenizers import TOKENIZERS, VisualTokenizer
 
 
 @pytest.fixture(params=TOKENIZERS.names())
-def tokenizer(request: pytest.FixtureRequest, tokenizer_file: Path) -> VisualTokenizer:
+def tokenizer(request: pytest.FixtureRequest) -> VisualTokenizer:
+    """A part that takes a path finds a small file in the fixture called after it: `dvae_file`."""
     part = TOKENIZERS[request.param]
-    takes_path = "path" in inspect.signature(part).parameters
-    return part(path=str(tokenizer_file)) if takes_path else part()
+    if "path" not in inspect.signature(part).parameters:
+        return part()
+    return part(path=str(request.getfixturevalue(f"{request.param}_file")))
 
 
 def _views(seed: int = 0) -> torch.Tensor:
