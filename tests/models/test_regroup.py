@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.func import jvp
+from torch.autograd.functional import jvp
 
 from mimkit.errors import UserError
 from mimkit.models.encoder import Encoder, ImageEncoder
@@ -128,9 +128,9 @@ def test_the_movement_is_the_second_order_term_of_the_two_orders() -> None:
     x_BND = model.encoder._embed(model.stem(images().double()))
     a1_BND, f1_BND, a2_BND = attend_1(x_BND), mlp_1(x_BND), attend_2(x_BND)
     expected_BND = (
-        jvp(attend_2, (x_BND,), (a1_BND + f1_BND,))[1]
-        + jvp(mlp_2, (x_BND,), (f1_BND,))[1]
-        - jvp(mlp_1, (x_BND,), (a2_BND,))[1]
+        jvp(attend_2, x_BND, a1_BND + f1_BND)[1]
+        + jvp(mlp_2, x_BND, f1_BND)[1]
+        - jvp(mlp_1, x_BND, a2_BND)[1]
     )
     small = with_gamma(model, gamma)
     with torch.no_grad():
