@@ -23,6 +23,7 @@ class Purpose(IntEnum):
     GUMBEL = 6
     EMBEDDED_CROPS = 7
     PICTURE = 8
+    CODEBOOK = 9
 
 
 def generator(purpose: Purpose, *, seed: int, epoch: int = 0, sample: int = 0) -> Rng:

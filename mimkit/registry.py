@@ -1,10 +1,19 @@
-"""A part's name is its file's name; the file is imported when the part is first asked for."""
+"""A part's name is its file's name; the file is imported when the part is first asked for.
+
+A part of the user's own, outside the package, is named by where its code is: `mine.py:Mine`.
+"""
 
 import difflib
+import hashlib
 import importlib
+import importlib.util
+import inspect
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from pathlib import Path
+from types import ModuleType
+from typing import Generic, TypeVar, cast, get_type_hints
 
 from mimkit.errors import UserError
 
@@ -31,12 +40,47 @@ class Registry(Generic[Part]):
         self._parts: dict[str, Part] = {}
 
     def register(self, part: Part) -> Part:
-        """Decorator: the part takes the name of the file it stands in; one part a file."""
-        name = part.__module__.rpartition(".")[2]
+        """Decorator: the part takes the name of the file it stands in; one part a file.
+
+        On a part outside the folder it does nothing: that one can not take the name of one of ours.
+        """
+        folder, _, name = part.__module__.rpartition(".")
+        if folder != self.package:
+            return part
         if name in self._parts:
             raise ValueError(f"{self.kind} '{name}': {part.__module__} registers two parts")
         self._parts[name] = part
         return part
+
+    def plug_in(self, name: str) -> Part:
+        """The part of this name, which may be code of the user's own.
+
+        `mine.py:Mine` is what is called `Mine` in that file, `package.module:Mine` in a module that
+        Python can import: a class that derives from the contract of this kind, or a function that
+        says it returns one. For names that a person wrote: it runs that code. `registry[name]` is
+        for names out of files; it knows a user's part only after this.
+
+        Raises:
+            UserError: there is no such part, file or module, nothing of that name in it, or
+                something else.
+        """
+        if ":" in name and name not in self._parts:
+            part = _users_own(name, self.kind)
+            if not _derives(part, self.package):
+                raise UserError(
+                    f"{self.kind} '{name}' is no {self.kind}: expected a class that derives from "
+                    f"the contract in {self.package}, or a function with such a class as its "
+                    "return annotation"
+                )
+            self._parts[name] = cast(Part, part)
+        return self[name]
+
+    def name_of(self, part: object) -> str:
+        """What a registered part is called; the name of its module if it is not registered."""
+        for name, known in self._parts.items():
+            if known is part:
+                return name
+        return str(getattr(part, "__module__", "")).rpartition(".")[2]
 
     def names(self) -> list[str]:
         """Every part there is, sorted, without importing any."""
@@ -46,6 +90,13 @@ class Registry(Generic[Part]):
     def __getitem__(self, name: str) -> Part:
         if name not in self._parts:
             known = self.names()
+            if ":" in name:
+                raise UserError(
+                    f"the {self.kind} '{name}' is no part of mimkit but code of a user's own, "
+                    "which a file can not start. If you trust that code, name it yourself first: a "
+                    f"configuration with {self.kind}.name={name}, or plug_in('{name}') of the "
+                    "registry"
+                )
             if name not in known:
                 raise UserError(
                     f"there is no {self.kind} called '{name}'.{nearest(name, known)} "
@@ -61,3 +112,65 @@ class Registry(Generic[Part]):
 
     def __contains__(self, name: object) -> bool:
         return name in self.names()
+
+
+def _users_own(name: str, kind: str) -> object:
+    """What `FILE.py:NAME` or `MODULE:NAME` stands for."""
+    where, _, attribute = name.rpartition(":")
+    module = _file_module(Path(where), name) if where.endswith(".py") else _module(where, name)
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        origin = {n: getattr(v, "__module__", None) for n, v in vars(module).items()}
+        its = [n for n in origin if origin[n] == module.__name__]
+        raise UserError(
+            f"{kind} '{name}': there is no class or function '{attribute}' in '{where}'."
+            f"{nearest(attribute, its)} It has: {', '.join(its) or 'none'}"
+        )
+    return found
+
+
+def _derives(part: object, package: str) -> bool:
+    """Whether a class, or what a function says it returns, has a base of this very module.
+
+    So that no configuration calls what just happens to be importable, as `os:system` is.
+    """
+    made = get_type_hints(part).get("return") if inspect.isfunction(part) else part
+    return inspect.isclass(made) and any(base.__module__ == package for base in made.__mro__)
+
+
+def _module(dotted: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(dotted)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{dotted}.".startswith(f"{error.name}."):
+            raise  # their module is there, and misses another
+        raise UserError(
+            f"'{name}': Python finds no module '{dotted}'; install it, put its folder into "
+            "PYTHONPATH, or name a file: path/to/mine.py:Mine"
+        ) from error
+    except (TypeError, ValueError) as error:  # an empty name, or a relative one
+        raise UserError(
+            f"'{name}' names no module before the colon; write path/to/mine.py:Mine or "
+            "package.module:Mine"
+        ) from error
+
+
+def _file_module(path: Path, name: str) -> ModuleType:
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise UserError(
+            f"'{name}': there is no file '{path}'; a relative path starts at the folder in which "
+            "the command is given"
+        )
+    # Not its bare name: `random.py` would hide Python's own.
+    alias = f"mimkit_plugged_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}.{path.stem}"
+    if alias not in sys.modules:
+        spec = importlib.util.spec_from_file_location(alias, path)
+        assert spec is not None and spec.loader is not None
+        module = sys.modules[alias] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[alias]
+            raise
+    return sys.modules[alias]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mimkit.batch import Batch, to_unit
-from mimkit.config import TokenizerConfig
+from mimkit.config import DvaeConfig
 from mimkit.errors import UserError
 from mimkit.files import atomic_file, write_text
 from mimkit.random import Purpose, torch_generator
@@ -15,9 +15,10 @@ from mimkit.runs import RunFolder
 from mimkit.session import Session
 from mimkit.tokenizers._dvae_file import save_dvae
 from mimkit.tokenizers._dvae_health import (
+    PUBLISHED_MAE,
     collapse_warning,
     psnr,
-    reconstruction_picture,
+    reconstruction_sums,
     token_counts,
     token_health,
 )
@@ -26,6 +27,7 @@ from mimkit.tokenizers._dvae_training import DvaeTrainee, spread_words, update_a
 from mimkit.train.loop import Hook, Moment
 from mimkit.train.metrics import Meter
 from mimkit.train.optimizer import make_optimizer
+from mimkit.train.pictures import picture_grid
 from mimkit.train.schedule import cosine
 from mimkit.train.step import StepResult
 
@@ -38,7 +40,7 @@ class _Trainee(DvaeTrainee):  # type: ignore[misc]  # mypy can not follow mimkit
         self.average = copy.deepcopy(dvae).requires_grad_(False)
 
 
-def run(config: TokenizerConfig, *, started_at: float) -> RunFolder:
+def run(config: DvaeConfig, *, started_at: float) -> RunFolder:
     """Trains, measures and writes `tokenizer.safetensors` with its card into the run folder."""
     _check(config)
     noise = torch_generator(Purpose.INIT, seed=config.seed)
@@ -51,7 +53,7 @@ def run(config: TokenizerConfig, *, started_at: float) -> RunFolder:
     return session.folder
 
 
-def _check(config: TokenizerConfig) -> None:
+def _check(config: DvaeConfig) -> None:
     if config.engine.precision == "bf16":
         raise UserError("a dVAE trains in fp32 (dall_e's convolutions); set engine.precision=fp32")
     if config.engine.zero_stage == 3:
@@ -61,6 +63,8 @@ def _check(config: TokenizerConfig) -> None:
         )
     if config.engine.activation_checkpointing:
         raise UserError("engine.activation_checkpointing does nothing for a dVAE; set it to false")
+    if config.engine.token_bank is not None:
+        raise UserError("engine.token_bank does nothing for a dVAE; set it to null")
     if config.data.token_size % DOWNSAMPLING:
         raise UserError(
             f"data.token_size={config.data.token_size} is no multiple of {DOWNSAMPLING}, the "
@@ -71,7 +75,7 @@ def _check(config: TokenizerConfig) -> None:
 class _TokenizerTraining:
     """What this training adds to a session: the objective, health, pictures, the file."""
 
-    def __init__(self, config: TokenizerConfig, trainee: _Trainee, session: Session) -> None:
+    def __init__(self, config: DvaeConfig, trainee: _Trainee, session: Session) -> None:
         self.config, self.trainee, self.session = config, trainee, session
 
     def run(self) -> None:
@@ -144,11 +148,9 @@ class _TokenizerTraining:
             if len(view_BChw):
                 again_BChw, target_BN = self._again(view_BChw)
                 counts_V += token_counts(target_BN, vocabulary=len(counts_V))
-                error = again_BChw - view_BChw
             else:  # every rank adds the same names
-                error = torch.zeros(0, device=runtime.device)
-            meter.add({"mae": (error.abs().sum(), error.numel()),
-                       "mse": (error.square().sum(), error.numel())})  # fmt: skip
+                again_BChw = view_BChw
+            meter.add(reconstruction_sums(view_BChw, again_BChw))
         means = meter.means(runtime.sum)
         health = token_health(runtime.sum(counts_V).long().cpu())
         self.session.record(
@@ -156,6 +158,7 @@ class _TokenizerTraining:
             {
                 "heldout_mae": means["mae"],
                 "heldout_psnr": psnr(means["mse"]),
+                "heldout_ssim": means["ssim"],
                 "codes_used": health.codes_used,
                 "perplexity": health.perplexity,
                 "unigram_entropy": health.entropy,
@@ -183,7 +186,7 @@ class _TokenizerTraining:
             return
         batch = next(self.session.fixed_batches(self.session.judged, None, limit=12, alone=True))
         view_BChw = to_unit(batch.token_view_BChw.to(self.session.runtime.device))
-        picture = reconstruction_picture(view_BChw, self._again(view_BChw)[0])
+        picture = picture_grid([view_BChw, self._again(view_BChw)[0]], ("token view", "redrawn"))
         path = self.session.folder.path / "pictures" / f"step-{updates:08d}.png"
         with atomic_file(path) as temporary:
             picture.save(temporary, "PNG")
@@ -197,8 +200,8 @@ class _TokenizerTraining:
         s = session.summary
         print(
             f"\nDone: {s['steps']} steps.\n"
-            f"Held-out pixels: mean absolute error {s['heldout_mae']:.4f} of the range 0..1, "
-            f"PSNR {s['heldout_psnr']:.1f} dB.\n"
+            f"Held-out pixels: mean absolute error {s['heldout_mae']:.4f} of the range 0..1 "
+            f"({PUBLISHED_MAE}), PSNR {s['heldout_psnr']:.1f} dB, SSIM {s['heldout_ssim']:.3f}.\n"
             f"Tokens: {s['codes_used']} of {self.config.model.vocabulary} words occur, perplexity "
             f"{s['perplexity']:.0f}, the most frequent one is {s['top_share']:.1%} of all.\n"
             f"Everything is in {path}: tokenizer.safetensors, tokenizer.md, pictures/.\n"
@@ -208,7 +211,7 @@ class _TokenizerTraining:
         )
 
 
-def _card(config: TokenizerConfig, summary: dict[str, Any]) -> str:
+def _card(config: DvaeConfig, summary: dict[str, Any]) -> str:
     """What a person who finds the weights wants to know."""
     m = config.model
     return f"""# A dVAE tokenizer
@@ -221,8 +224,9 @@ seed {config.seed}.
 
 | measured on held-out images, averaged weights | |
 |---|---|
-| mean absolute pixel error (range 0..1) | {summary["heldout_mae"]:.4f} |
+| mean absolute pixel error (range 0..1) | {summary["heldout_mae"]:.4f} ({PUBLISHED_MAE}) |
 | PSNR | {summary["heldout_psnr"]:.2f} dB |
+| SSIM | {summary["heldout_ssim"]:.4f} |
 | words that occur | {summary["codes_used"]} of {m.vocabulary} |
 | perplexity | {summary["perplexity"]:.1f} |
 | unigram entropy | {summary["unigram_entropy"]:.4f} nats |

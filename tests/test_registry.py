@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
+from commands import ROOT, command, pretrain
 
 from mimkit.build import make_part
+from mimkit.cli._audit import parse_part
 from mimkit.config import PartConfig
 from mimkit.data.sources import SOURCES
+from mimkit.encoder_io import export_run
 from mimkit.errors import UserError
 from mimkit.export import EXPORTERS
 from mimkit.masks import MASKS
@@ -84,6 +88,7 @@ def test_a_new_file_is_a_new_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 class _Parts(dict[str, Any]):
     kind = "stem"
+    plug_in = dict.__getitem__
 
 
 def _stem(*, width: int, norm: Literal["bn", "ln"] = "bn", scale: float = 1.0) -> tuple[Any, ...]:
@@ -116,3 +121,167 @@ def test_a_wrong_setting_of_a_part_is_named(settings: dict[str, Any], message: s
 def test_a_setting_that_a_part_needs_is_named() -> None:
     with pytest.raises(UserError, match=r"stem 'plain' needs stem\.width"):
         make_part(PARTS_HERE, PartConfig(name="plain"))
+
+
+MINE = """
+from mimkit.masks import MASKS, Mask
+
+@MASKS.register
+class Corner(Mask):
+    def __init__(self, *, grid, num_masked: int):
+        self.grid, self.num_masked = grid, num_masked
+
+    def __call__(self, rng): ...
+
+def make_corner(*, grid, num_masked: int) -> Mask:
+    return Corner(grid=grid, num_masked=num_masked)
+
+def silent(*, grid, num_masked: int):
+    return Corner(grid=grid, num_masked=num_masked)
+
+SIZE = 3
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's file, in the folder in which the command is given; also importable as a module."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "users_own_mask.py"
+    path.write_text(MINE)
+    return path
+
+
+@pytest.mark.parametrize(
+    "where", ["users_own_mask.py", "users_own_mask", "{folder}/users_own_mask.py"]
+)
+@pytest.mark.parametrize("what", ["Corner", "make_corner"])
+def test_a_part_of_the_users_own_is_named_by_its_file_or_module(
+    mine: Path, where: str, what: str
+) -> None:
+    """A class or a function that makes the part; the settings are those it takes."""
+    config = PartConfig(name=f"{where.format(folder=mine.parent)}:{what}", num_masked="4")
+    mask: Any = make_part(MASKS, config, grid=(4, 4))
+    assert type(mask).__name__ == "Corner"
+    assert (mask.grid, mask.num_masked) == ((4, 4), 4)
+    with pytest.raises(UserError, match=r"takes no setting 'num_mask'\. Did you mean 'num_masked'"):
+        make_part(MASKS, PartConfig(name=config.name, num_mask=4), grid=(4, 4))
+
+
+def test_a_users_file_takes_no_name_of_ours_and_hides_no_module(tmp_path: Path) -> None:
+    """Not even where it has the file name of a part, or of a module of Python's."""
+    for name in ("random", "blockwise"):
+        path = tmp_path / f"{name}.py"
+        path.write_text(MINE)
+        part = MASKS.plug_in(f"{path}:Corner")
+        assert part is MASKS.plug_in(f"{path}:Corner")
+        assert MASKS.name_of(part) == f"{path}:Corner"
+        assert MASKS[name].__module__ == f"mimkit.masks.{name}"
+        assert MASKS.name_of(MASKS[name]) == name
+    assert not hasattr(sys.modules.get("random"), "Corner")
+
+
+def test_a_name_out_of_a_file_starts_no_code(tmp_path: Path) -> None:
+    path = tmp_path / "trap.py"
+    path.write_text(f"from pathlib import Path\nPath({str(tmp_path / 'executed')!r}).touch()\n")
+    with pytest.raises(UserError, match=r"is no part of mimkit but code of a user's own.*plug_in"):
+        STEMS[f"{path}:Anything"]
+    assert not (tmp_path / "executed").exists()
+    with pytest.raises(UserError, match="there is no class or function 'Anything'"):
+        STEMS.plug_in(f"{path}:Anything")
+    assert (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_file.py:Mine", "there is no file '{folder}/no_such_file.py'; a relative path"),
+        ("no_such_module:Mine", "Python finds no module 'no_such_module'; install it"),
+        ("no.such.module:Mine", "Python finds no module 'no.such.module'; install it"),
+        (":Mine", "names no module before the colon"),
+        ("users_own_mask.py:Cornr", "Did you mean 'Corner'? It has: Corner, make_corner, silent"),
+        ("users_own_mask.py:", "there is no class or function '' in 'users_own_mask.py'"),
+        ("users_own_mask.py:SIZE", "there is no class or function 'SIZE' in 'users_own_mask.py'"),
+        ("os:system", "mask 'os:system' is no mask: expected a class that derives from"),
+        ("mimkit.models.stems.hmlp:Hmlp", "is no mask: expected a class that derives from"),
+        ("users_own_mask.py:silent", "or a function with such a class as its return annotation"),
+    ],
+)
+def test_a_users_part_that_is_not_there_is_explained(mine: Path, name: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        MASKS.plug_in(name)
+    assert message.format(folder=mine.parent) in str(caught.value)
+
+
+def test_an_error_in_the_users_file_is_the_users_and_the_file_is_read_again(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "wrong.py"
+    path.write_text("import no_such_module_of_theirs\n")
+    with pytest.raises(ModuleNotFoundError, match="no_such_module_of_theirs"):
+        MASKS.plug_in(f"{path}:Corner")
+    path.write_text(MINE)
+    assert MASKS.plug_in(f"{path}:Corner").__name__ == "Corner"
+
+
+def test_audits_take_a_users_part_with_settings() -> None:
+    assert parse_part("my/mine.py:Corner") == PartConfig(name="my/mine.py:Corner")
+    with_settings = PartConfig(name="mine.py:Corner", size=3, far="no")
+    assert parse_part("mine.py:Corner:size=3,far='no'") == with_settings
+
+
+STEM = """
+from mimkit.models.stems import STEMS
+
+Linear = STEMS["linear"]
+
+class Doubled(Linear):
+    def forward(self, image_BCHW, mask_BN=None):
+        return super().forward(image_BCHW, mask_BN) * 2
+"""
+LOAD = """
+import sys
+from mimkit.errors import UserError
+from mimkit.export.timm import load
+from mimkit.models.stems import STEMS
+
+try:
+    load("encoder.safetensors")
+except UserError as error:
+    print(error)
+STEMS.plug_in("doubled.py:Doubled")
+print(type(load("encoder.safetensors").patch_embed.stem).__name__)
+"""
+
+
+def test_a_users_stem_is_trained_exported_and_rebuilt(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the name that the user gave it; elsewhere the file alone does not start its code."""
+    monkeypatch.chdir(tmp_path)
+    Path("doubled.py").write_text(STEM)
+    words = [*tiny, "stem=doubled.py:Doubled", "train.steps=2", "output.dir=run"]
+    assert pretrain([*words, "engine.workers=1"]) == 0
+    report = export_run(Path("run"), format_name="timm", out=Path("encoder.safetensors")).report
+    assert report.max_difference <= report.tolerance
+    Path("elsewhere.py").write_text(LOAD)
+    ended = command(["elsewhere.py"], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+    assert ended.code == 0, ended.err
+    refusal, stem = ended.out.splitlines()
+    assert "the stem 'doubled.py:Doubled' is no part of mimkit but code of a user's own" in refusal
+    assert stem == "Doubled"
+
+
+def test_the_tokenizer_in_the_readme_is_complete(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    body = readme.partition("# mine.py ")[2].partition("```")[0].partition("\nclass ")[2]
+    path = tmp_path / "mine.py"
+    path.write_text("import torch\nfrom mimkit.tokenizers import VisualTokenizer\n\nclass " + body)
+    tokenizer = make_part(TOKENIZERS, PartConfig(name=f"{path}:Grey", levels="32"))
+    view_BChw = torch.linspace(0, 1, 2 * 3 * 16 * 24).view(2, 3, 16, 24)
+    target_BN = tokenizer.encode(view_BChw)
+    assert target_BN.shape == (2, 6) and tokenizer.grid(16, 24) == (2, 3)
+    assert int(target_BN.min()) >= 0 and int(target_BN.max()) < tokenizer.vocabulary == 32
+    loss = tokenizer.loss(torch.zeros(12, 32), target_BN.flatten())
+    assert float(loss) == pytest.approx(torch.tensor(32.0).log().item())

@@ -8,8 +8,12 @@ import math
 from dataclasses import dataclass
 
 import torch
-from PIL import Image, ImageDraw
 from torch import Tensor
+
+# BEiT, Table 8; on other images than yours.
+PUBLISHED_MAE = "DALL-E's: 0.0856, BEiT's of ImageNet-1k: 0.0880"
+# Limits of collapse, ours: shares of the words that can occur, and of the tokens.
+MIN_USED, MIN_PERPLEXITY, MAX_TOP_SHARE = 0.1, 0.05, 0.5
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,11 @@ class TokenHealth:
     entropy: float  # of the words' frequencies, nats: what a predictor without sight would score
     perplexity: float  # exp(entropy): the number of words that equal use would need
     top_share: float  # of all tokens, those that are the most frequent word
+
+    @property
+    def possible(self) -> int:
+        """Words that can occur: the vocabulary, or the number of tokens if that is smaller."""
+        return min(self.vocabulary, self.num_tokens)
 
 
 def token_counts(target_BN: Tensor, *, vocabulary: int) -> Tensor:
@@ -46,27 +55,25 @@ def token_health(count_V: Tensor) -> TokenHealth:
     )
 
 
-def collapse_warning(
-    health: TokenHealth,
-    *,
-    min_used: float = 0.1,
-    min_perplexity: float = 0.05,
-    max_top_share: float = 0.5,
-) -> str | None:
-    """One paragraph if the tokens collapsed, else None.
+def collapse_reasons(health: TokenHealth) -> list[str]:
+    """Why the tokens count as collapsed; empty if they do not.
 
-    Collapsed means: fewer than `min_used` of the words that could occur (the vocabulary, or the
-    number of tokens if that is smaller) do occur; or the perplexity is below `min_perplexity` of
-    it; or one word takes more than `max_top_share` of the tokens. The limits are ours.
+    Collapsed means: fewer than `MIN_USED` of the words that could occur do occur; or the perplexity
+    is below `MIN_PERPLEXITY` of them; or one word takes more than `MAX_TOP_SHARE` of the tokens.
     """
-    possible = min(health.vocabulary, health.num_tokens)
-    reasons = []
-    if health.codes_used < min_used * possible:
+    possible, reasons = health.possible, list[str]()
+    if health.codes_used < MIN_USED * possible:
         reasons.append(f"only {health.codes_used} of {possible} possible words occur")
-    if health.perplexity < min_perplexity * possible:
+    if health.perplexity < MIN_PERPLEXITY * possible:
         reasons.append(f"the perplexity is {health.perplexity:.1f} of {possible}")
-    if health.top_share > max_top_share:
+    if health.top_share > MAX_TOP_SHARE:
         reasons.append(f"one word takes {health.top_share:.0%} of all tokens")
+    return reasons
+
+
+def collapse_warning(health: TokenHealth) -> str | None:
+    """One paragraph for who trains it if the tokens collapsed, else None."""
+    reasons = collapse_reasons(health)
     if not reasons:
         return None
     return (
@@ -75,10 +82,19 @@ def collapse_warning(
     )
 
 
-def reconstruction_error(image_BChw: Tensor, reconstruction_BChw: Tensor) -> tuple[float, float]:
-    """Mean absolute error in [0, 1] units, and PSNR in decibels of the batch's mean square."""
-    difference = image_BChw.double() - reconstruction_BChw.double()
-    return float(difference.abs().mean()), psnr(float(difference.square().mean()))
+def reconstruction_sums(image_BChw: Tensor, again_BChw: Tensor) -> dict[str, tuple[Tensor, int]]:
+    """How far redrawn images are from the originals, as sums and counts for a `Meter`.
+
+    `mae` and `mse` are means over pixels and channels in units of the range 0..1 (`mae` is what
+    BEiT's Table 8 gives), `ssim` one over images. A batch of no image adds nothing under the same
+    names.
+    """
+    error = again_BChw - image_BChw
+    return {
+        "mae": (error.abs().sum(), error.numel()),
+        "mse": (error.square().sum(), error.numel()),
+        "ssim": (ssim(image_BChw, again_BChw).sum(), len(image_BChw)),
+    }
 
 
 def psnr(mean_square: float) -> float:
@@ -86,30 +102,18 @@ def psnr(mean_square: float) -> float:
     return -10 * math.log10(mean_square) if mean_square > 0 else math.inf
 
 
-def reconstruction_picture(
-    image_BChw: Tensor, reconstruction_BChw: Tensor, *, scale: int = 2
-) -> Image.Image:
-    """Originals in the top row, reconstructions below, each row labelled; pixels in [0, 1]."""
-    rows = {"original": image_BChw, "reconstruction": reconstruction_BChw}
-    num, _, height, width = image_BChw.shape
-    caption, gap = 14, 2
-    row_height = height * scale + caption + gap
-    size = (max(num * (width * scale + gap) + gap, 100), len(rows) * row_height + gap)
-    picture = Image.new("RGB", size, "white")
-    draw = ImageDraw.Draw(picture)
-    for row, (label, batch) in enumerate(rows.items()):
-        top = gap + row * row_height
-        draw.text((gap, top), label, fill="black")
-        for column, image_Chw in enumerate(batch):
-            tile = _to_pil(image_Chw).resize(
-                (width * scale, height * scale), Image.Resampling.NEAREST
-            )
-            picture.paste(tile, (gap + column * (width * scale + gap), top + caption))
-    return picture
+def ssim(image_BChw: Tensor, again_BChw: Tensor) -> Tensor:
+    """Structural similarity of each image, 1 where nothing differs (Wang et al. 2004); float32, B.
 
+    A Gaussian window of 11 pixels, deviation 1.5; the mean over channels and all pixels, also those
+    at the rim, beyond which the image is mirrored. Sides must have 6 pixels or more.
+    """
+    if not len(image_BChw):
+        return image_BChw.new_zeros(0)
+    # here, because it takes seconds: it imports torchvision, scipy and, where it is, transformers
+    from torchmetrics.functional.image import structural_similarity_index_measure
 
-def _to_pil(image_Chw: Tensor) -> Image.Image:
-    pixel_hwC = (
-        (image_Chw.detach().cpu().clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0)
+    found: Tensor = structural_similarity_index_measure(
+        again_BChw, image_BChw, data_range=1.0, reduction="none"
     )
-    return Image.fromarray(pixel_hwC.numpy())
+    return found.view(-1)

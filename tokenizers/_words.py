@@ -2,24 +2,21 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
 
-from mimkit.batch import Grid
-from mimkit.errors import UserError
 from mimkit.tokenizers import VisualTokenizer
 from mimkit.tokenizers._dvae_model import DOWNSAMPLING
 
 Precision = Literal["fp32", "bf16", "fp16"]
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-Self = TypeVar("Self", bound="WordTokenizer")
 
 
 class WordTokenizer(VisualTokenizer):
-    """Frozen and always in eval mode; its targets are words, judged by cross-entropy."""
+    """Frozen; its targets are words, judged by cross-entropy."""
 
+    patch = DOWNSAMPLING
     vocabulary: int
 
     def freeze(self) -> None:
@@ -28,27 +25,6 @@ class WordTokenizer(VisualTokenizer):
         self.to(memory_format=torch.channels_last)
         self.requires_grad_(False)
         self.eval()
-
-    def train(self: Self, mode: bool = True) -> Self:
-        """Stays in eval mode: it is never trained by the encoder's loss."""
-        super().train(False)
-        return self
-
-    def grid(self, height: int, width: int) -> Grid:
-        """Rows and columns of words, an eighth of the pixels; UserError if that is not whole."""
-        if min(height, width) < DOWNSAMPLING or height % DOWNSAMPLING or width % DOWNSAMPLING:
-            name = type(self).__module__.rpartition(".")[2]
-            raise UserError(
-                f"tokenizer '{name}' makes one token of {DOWNSAMPLING} x {DOWNSAMPLING} pixels, "
-                f"which a token view of {height} x {width} is no multiple of; set "
-                f"data.token_size to {DOWNSAMPLING} times the number of patches along a side "
-                "(BEiT: 112, for 14 x 14)"
-            )
-        return height // DOWNSAMPLING, width // DOWNSAMPLING
-
-    def loss(self, predicted_MV: Tensor, target_M: Tensor) -> Tensor:
-        """Cross-entropy in nats, in fp32, mean over the masked patches."""
-        return nn.functional.cross_entropy(predicted_MV.float(), target_M)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 Trained here by `tools/train_tokenizer.py`. Source: Ramesh et al. 2021; used as in BEiT.
 """
 
-import hashlib
 from pathlib import Path
 
 import torch
@@ -12,7 +11,8 @@ from torch import Tensor, nn
 from mimkit.batch import Grid
 from mimkit.tokenizers import TOKENIZERS
 from mimkit.tokenizers._dvae_file import DvaeSettings, load_dvae
-from mimkit.tokenizers._dvae_model import Dvae, reconstruct
+from mimkit.tokenizers._dvae_model import reconstruct
+from mimkit.tokenizers._fingerprint import fingerprint
 from mimkit.tokenizers._words import WordTokenizer, computing_in
 
 EMBEDDED = Path(__file__).parent / "weights" / "dvae-embedded.safetensors"
@@ -40,7 +40,8 @@ class DvaeTokenizer(WordTokenizer):
             EMBEDDED if path == "embedded" else Path(path).expanduser()
         )
         self.prediction_dim = self.vocabulary = self.dvae.vocabulary
-        self.fingerprint = fingerprint(self.dvae, self.settings)
+        decides = self.settings.model_dump_json(exclude={"training"})  # not how they came to be
+        self.fingerprint = fingerprint(decides, self.dvae)
         self.freeze()
 
     @torch.no_grad()
@@ -58,12 +59,3 @@ class DvaeTokenizer(WordTokenizer):
         with computing_in("fp32", target_BN.device):
             mean_B3hw, _ = self.dvae.pixel_parameters(word_BVyx.float())
             return reconstruct(mean_B3hw)
-
-
-def fingerprint(dvae: Dvae, settings: DvaeSettings) -> str:
-    """sha256 over the weights and the settings that decide the words; not over the history."""
-    digest = hashlib.sha256(settings.model_dump_json(exclude={"training"}).encode())
-    for name, weight in sorted(dvae.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(weight.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()

@@ -1,15 +1,16 @@
-"""Train a dVAE whose tokens an encoder can be pretrained to predict.
+"""Train a tokenizer whose tokens an encoder can be pretrained to predict: a dVAE, or a VQ-KD.
 
   deepspeed tools/train_tokenizer.py                   on the embedded photographs
   deepspeed tools/train_tokenizer.py data.train=DIR data.heldout=OTHER model.vocabulary=1024
+  deepspeed tools/train_tokenizer.py --config vqkd teacher.path=encoder.safetensors
 
-The run folder gets tokenizer.safetensors, its card and pictures of reconstructions.
+The run folder gets tokenizer.safetensors, its card and pictures.
 """
 
 from collections.abc import Sequence
 
 from mimkit.cli._arguments import command_time, find_config, parse, training_parser
-from mimkit.config import load_tokenizer_config, to_yaml
+from mimkit.config import VqkdConfig, load_tokenizer_config, to_yaml
 
 
 def main(argv: Sequence[str]) -> int:
@@ -18,9 +19,13 @@ def main(argv: Sequence[str]) -> int:
     if arguments.print_config:
         print(to_yaml(config), end="")
         return 0
-    from mimkit.tokenizer_training import run
+    from mimkit import tokenizer_training, vqkd_training
 
-    folder = run(config, started_at=command_time())
+    started_at = command_time()
+    if isinstance(config, VqkdConfig):
+        folder = vqkd_training.run(config, started_at=started_at)
+    else:
+        folder = tokenizer_training.run(config, started_at=started_at)
     if folder.finished:
         print(f"{folder.path} is finished already; choose another output.dir to train again")
     return 0

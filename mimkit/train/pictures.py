@@ -9,22 +9,23 @@ from mimkit.batch import Batch, Grid, to_unit
 from mimkit.tokenizers import VisualTokenizer
 
 _MARGIN, _HEADER = 4, 14
-COLUMNS = ("input", "masked input", "tokens decoded", "predicted where masked")
+COLUMNS = ("input", "masked input", "targets decoded", "predicted where masked")
 
 
 @torch.no_grad()
 def prediction_picture(
     predicted_MV: Tensor, tokenizer: VisualTokenizer, batch: Batch, *, grid: Grid
 ) -> Image.Image:
-    """One row an image: input, masked input, decoded true tokens, decoded predicted tokens.
+    """One row an image: input, masked input, decoded true targets, decoded predicted ones.
 
-    The last column decodes the true tokens where the patch was visible and the predicted ones
-    where it was masked.
+    The last column decodes the true targets where the patch was visible and the predicted ones
+    where it was masked: the likeliest token, or the numbers themselves where there are no tokens.
     """
     view_BChw = to_unit(batch.token_view_BChw)
     target_BN = tokenizer.encode(view_BChw)
     mixed_BN = target_BN.clone()
-    mixed_BN[batch.mask_BN] = predicted_MV.argmax(dim=1)
+    words = tokenizer.vocabulary is not None
+    mixed_BN[batch.mask_BN] = predicted_MV.argmax(dim=1) if words else predicted_MV
     masked_BChw = torch.where(_pixels(batch.mask_BN, grid, view_BChw), 0.5, view_BChw)
     columns = [view_BChw, masked_BChw, tokenizer.decode(target_BN, grid),
                tokenizer.decode(mixed_BN, grid)]  # fmt: skip

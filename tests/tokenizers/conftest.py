@@ -8,10 +8,14 @@ import pytest
 import torch
 from dall_e import Decoder, Encoder
 from PIL import Image
+from teachers import export_encoder
 from torch import Tensor, nn
 
 from mimkit.random import Purpose, torch_generator
 from mimkit.tokenizers._dvae_model import Dvae, make_dvae
+from mimkit.tokenizers._network_file import drawn_from
+from mimkit.tokenizers._vqkd_file import VqkdSettings, save_vqkd
+from mimkit.tokenizers._vqkd_model import Vqkd
 
 PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")
 
@@ -58,6 +62,28 @@ def varied_dvae(photos: Tensor) -> Dvae:
 @pytest.fixture(scope="session")
 def dvae_file(tokenizer_file: Path) -> Path:
     return tokenizer_file
+
+
+@pytest.fixture(scope="session")
+def features_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of `mimkit export`: width 32, two blocks, 4 x 4 patches of 8 pixels."""
+    return export_encoder(tmp_path_factory.mktemp("teacher") / "teacher.safetensors")
+
+
+@pytest.fixture(scope="session")
+def vqkd_file(tmp_path_factory: pytest.TempPathFactory, training_crops: Tensor) -> Path:
+    """Untrained, 64 codes that lie where tokens are, 4 x 4 patches of 8 pixels."""
+    path = tmp_path_factory.mktemp("vqkd") / "vqkd.safetensors"
+    settings = VqkdSettings(width=48, heads=3, depth=1, patch_size=8, image_size=32,
+                            vocabulary=64, code_dim=8)  # fmt: skip
+    with drawn_from(0):
+        vqkd = Vqkd(**settings.sizes)
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        token_MC = vqkd.directions(training_crops[:64]).flatten(0, 1)
+        vqkd.codebook_VC.copy_(token_MC[torch.randperm(len(token_MC), generator=draw)[:64]])
+    save_vqkd(path, vqkd, settings)
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,10 @@ def test_one_target_a_patch_on_a_grid_that_is_not_square(tokenizer: VisualTokeni
     rows, columns = tokenizer.grid(32, 48)
     target_BN = tokenizer.encode(_views())
     assert target_BN.shape[:2] == (3, rows * columns)
-    if tokenizer.vocabulary is not None:
+    if tokenizer.vocabulary is None:
+        assert target_BN.dtype == torch.float32
+        assert target_BN.shape[2:] == (tokenizer.prediction_dim,)
+    else:
         assert target_BN.dtype == torch.int64
         assert int(target_BN.min()) >= 0 and int(target_BN.max()) < tokenizer.vocabulary
         assert tokenizer.vocabulary == tokenizer.prediction_dim
@@ -38,7 +41,10 @@ def test_targets_do_not_depend_on_mode_neighbours_or_earlier_calls(
     first = tokenizer.encode(_views())
     tokenizer.train()
     assert torch.equal(tokenizer.encode(_views()), first)
-    assert torch.equal(tokenizer.encode(_views()[1:2]), first[1:2])
+    alone = tokenizer.encode(_views()[1:2])
+    # a batch of another size may be added up in another order: not where there are words
+    tolerance = 0 if tokenizer.vocabulary is not None else 1e-5
+    torch.testing.assert_close(alone, first[1:2], rtol=0, atol=tolerance)
 
 
 def test_nothing_is_trained(tokenizer: VisualTokenizer) -> None:

@@ -4,11 +4,14 @@ import math
 
 import pytest
 import torch
+from skimage.metrics import structural_similarity
+from torch.nn.functional import pad
 
 from mimkit.tokenizers._dvae_health import (
     collapse_warning,
-    reconstruction_error,
-    reconstruction_picture,
+    psnr,
+    reconstruction_sums,
+    ssim,
     token_counts,
     token_health,
 )
@@ -61,17 +64,47 @@ def test_few_tokens_are_no_collapse() -> None:
     assert collapse_warning(token_health(count_V)) is None
 
 
-def test_reconstruction_error_of_a_constant_shift() -> None:
-    image_BChw = torch.full((2, 3, 8, 8), 0.5)
-    mae, psnr = reconstruction_error(image_BChw, image_BChw + 0.1)
-    assert mae == pytest.approx(0.1, abs=1e-6)
-    assert psnr == pytest.approx(20, abs=1e-4)
-    assert reconstruction_error(image_BChw, image_BChw) == (0.0, math.inf)
+def test_reconstruction_of_a_constant_shift() -> None:
+    image_BChw = torch.full((2, 3, 16, 24), 0.5)
+    sums = reconstruction_sums(image_BChw, image_BChw + 0.1)
+    means = {name: float(total) / count for name, (total, count) in sums.items()}
+    assert means["mae"] == pytest.approx(0.1, abs=1e-6)
+    assert psnr(means["mse"]) == pytest.approx(20, abs=1e-4)
+    # no structure: what is left is how alike the means are, with Wang et al.'s constant 0.01^2
+    assert means["ssim"] == pytest.approx((2 * 0.5 * 0.6 + 1e-4) / (0.5**2 + 0.6**2 + 1e-4))
+    assert psnr(0.0) == math.inf
 
 
-def test_picture_has_originals_above_and_reconstructions_below() -> None:
-    white_BChw, black_BChw = torch.ones(3, 3, 16, 24), torch.zeros(3, 3, 16, 24)
-    picture = reconstruction_picture(black_BChw, white_BChw * 0.5, scale=2)
-    assert picture.width >= 3 * 48 and picture.height >= 2 * 32
-    assert picture.getpixel((20, 30)) == (0, 0, 0)
-    assert picture.getpixel((20, 30 + picture.height // 2)) == (128, 128, 128)
+def test_reconstruction_sums_add_up_over_batches(photos: torch.Tensor) -> None:
+    """One image a batch, two of them, or none: the means are the same."""
+    noise = torch.rand(photos.shape, generator=torch.Generator().manual_seed(0))
+    again_BChw = (photos + 0.1 * noise).clamp(0, 1)
+    whole = reconstruction_sums(photos, again_BChw)
+    parts = [reconstruction_sums(photos[part], again_BChw[part])
+             for part in (slice(0, 5), slice(5, 5), slice(5, None))]  # fmt: skip
+    for name, (total, count) in whole.items():
+        assert sum(part[name][1] for part in parts) == count
+        assert float(sum(part[name][0] for part in parts)) == pytest.approx(float(total), rel=1e-5)
+
+
+def test_ssim_of_each_image_is_that_of_scikit_image(photos: torch.Tensor) -> None:
+    """Which leaves five pixels at the rim out, here those of a mirrored margin."""
+    draw = torch.Generator().manual_seed(0)
+    again_BChw = (photos + 0.2 * torch.randn(photos.shape, generator=draw)).clamp(0, 1)
+    mirrored = [
+        pad(images, (5, 5, 5, 5), mode="reflect").numpy() for images in (photos, again_BChw)
+    ]
+    expected = [
+        structural_similarity(
+            one, other, channel_axis=0, data_range=1.0, gaussian_weights=True, sigma=1.5,
+            use_sample_covariance=False,
+        )
+        for one, other in zip(*mirrored, strict=True)
+    ]  # fmt: skip
+    assert ssim(photos, again_BChw).tolist() == pytest.approx(expected, abs=1e-4)
+    assert ssim(photos, photos).tolist() == pytest.approx([1.0] * len(photos))
+
+
+def test_one_patch_is_enough_for_ssim() -> None:
+    image_BChw = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert ssim(image_BChw, image_BChw).tolist() == pytest.approx([1.0, 1.0])

@@ -37,3 +37,19 @@ def test_columns_are_input_masked_decoded_and_predicted(tokenizer_file: Path) ->
         assert (masked[8:16, 8:16] == 128).all()
         assert (masked[:8] == expected[row][:8]).all()
         assert (_tile(picture, row, 3) == redrawn[row]).all()
+
+
+def test_predicted_numbers_are_drawn_themselves() -> None:
+    """Where targets are no tokens there is nothing to choose the likeliest of."""
+    tokenizer = TOKENIZERS["pixels"](patch=8, normalise="none")
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    mask_BN = torch.zeros(2, 16, dtype=torch.bool)
+    mask_BN[:, [5, 10]] = True
+    batch = Batch(images, images, mask_BN, torch.zeros(2), torch.zeros(2))
+    predicted_MV = torch.tensor([0.0, 1.0, 0.2, 0.4])[:, None].expand(4, 192)
+    picture = prediction_picture(predicted_MV, tokenizer, batch, grid=(4, 4))
+    for row, (first, second) in enumerate(((0, 255), (51, 102))):
+        expected = images[row].permute(1, 2, 0).numpy().copy()
+        assert (_tile(picture, row, 2) == expected).all()
+        expected[8:16, 8:16], expected[16:24, 16:24] = first, second
+        assert (_tile(picture, row, 3) == expected).all()

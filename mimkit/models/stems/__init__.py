@@ -66,8 +66,8 @@ class Stem(nn.Module):
 
     @property
     def name(self) -> str:
-        """A part's name is its file's name."""
-        return type(self).__module__.rpartition(".")[2]
+        """What `STEMS` knows it by: its file's name, or where a user's own code is."""
+        return STEMS.name_of(type(self))
 
 
 STEMS: Registry[Callable[..., Stem]] = Registry("stem", __name__)
