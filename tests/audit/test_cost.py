@@ -90,6 +90,14 @@ def test_kept_activations_are_those_of_a_real_forward() -> None:
 FIELDS = {"stem", "model", "params", "gflops_paper", "gflops", "ms_forward", "ms_train"}
 
 
+def test_it_says_what_it_compared_with_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in ((["--stem", "conv", "--size", "Ti"], "The paper has no figures for these"),
+                        (["--stem", "linear", "--size", "B"], "(2 figures) is reproduced"),
+                        (["--stem", "linear", "--size", "L24"], "paper has 304.4")):  # fmt: skip
+        assert main(["cost", "--rounds", "0", *words]) == 0
+        assert said in capsys.readouterr().out
+
+
 def test_the_command_times_and_explains(tmp_path) -> None:
     ended = command([ROOT / "tools/audit.py", "cost", "--stem", "linear", "hmlp:norm=ln", "--size",
                      "Ti2", "Ti1x2", "--image", "64", "--rounds", "1", "--json", "c.json"],
@@ -113,6 +121,8 @@ def test_the_command_times_and_explains(tmp_path) -> None:
         (["--stem", "hmpl"], "Did you mean 'hmlp'"),
         (["--image", "100"], "set --image to a multiple of 16"),
         (["--rounds", "-1"], "--rounds is -1"),
+        (["--image", "-224"], "--image is -224"),
+        (["--patch", "0"], "--patch is 0; set it to a number from 1 to 256"),
         (["--stem", "levit", "--patch", "14", "--image", "224"], "no patches of 14"),
     ],
 )

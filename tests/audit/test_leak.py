@@ -132,7 +132,9 @@ def test_the_command_writes_table_numbers_and_pictures(tmp_path) -> None:
         (["--mask-at", "before_stem:filler=black"], r"mask_at\.filler.*'zero' or 'mean'"),
         (["--image", "100"], "multiple of 16"),
         (["--image", "32"], "set --image to 48 or more"),
-        (["--batch", "1"], "need 2 images at least"),
+        (["--batch", "1"], "--batch is 1; set it to a number from 2"),
+        (["--patch", "0"], "--patch is 0"),
+        (["--width", "-4"], "--width is -4"),
     ],
 )
 def test_bad_input_is_named(words: list[str], message: str) -> None:

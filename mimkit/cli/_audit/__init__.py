@@ -21,6 +21,9 @@ def parse_part(text: str) -> "PartConfig":
     from mimkit.errors import UserError
 
     name, colon, rest = text.partition(":")
+    if "." in name:  # a user's own part has a colon in its name: mine.py:Mine
+        own, colon, rest = rest.partition(":")
+        name = f"{name}:{own}"
     form = "write NAME or NAME:key=value,key=value, for example blockwise:min_block=4,aspect=0.5"
     settings = {"name": name}
     for word in rest.split(",") if colon else ():

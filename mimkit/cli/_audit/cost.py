@@ -4,11 +4,11 @@ import argparse
 import dataclasses
 import json
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tqdm import tqdm
 
+from mimkit.cli._arguments import check_range, output_file
 from mimkit.cli._audit import Subparsers, parse_part
 from mimkit.errors import UserError
 
@@ -53,14 +53,14 @@ _PAPER_PARAMS = {
     ("linear", "L24"): 304.4, ("linear", "S48"): 85.9, ("linear", "S24x2"): 85.9,
     ("linear", "B36"): 256.7, ("linear", "B18x2"): 256.7,
 }  # fmt: skip
-_COLUMNS = ("stem", "model", "params M", "(paper)", "GFLOPs", "(paper)", "torch", "stem",
-            "kept MiB", "ms fwd", "ms train", "stem")  # fmt: skip
+_COLUMNS = ("stem", "model", "params M", "paper's", "GFLOPs", "paper's", "by torch", "of stem",
+            "kept MiB", "ms fwd", "ms train", "of stem")  # fmt: skip
 _LEGEND = """\
 
 Of one image through a classifier of 1,000 classes. GFLOPs: multiply-adds counted once and 5 for
-each normalised element, which gives the paper's column; torch: its own count, a multiply-add being
-two, norms nothing. stem: its share of the GFLOPs, and of the training time. kept: for backward, in
-float32, weights apart.
+each normalised element, which gives the paper's column; by torch: its count, a multiply-add being
+two, norms nothing. of stem: its share of the GFLOPs, and of the training time. kept: for backward,
+in float32, weights apart.
 {timing}{differ}"""
 _EPILOG = """
 A stem may have settings: --stem hmlp:norm=ln conv:plan=4gf
@@ -93,17 +93,17 @@ def add_parser(subparsers: Subparsers) -> None:
                         help="of timing, 0 for none (default: %(default)s)")  # fmt: skip
     parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto",
                         help="of the timing (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write all numbers there")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the table; UserError for a stem or size that cannot be."""
-    if arguments.rounds < 0:
-        raise UserError(f"--rounds is {arguments.rounds}; set it to 0 (no timing) or more")
+    check_range(arguments, rounds=(0, 1000), image=(1, 4096), patch=(1, 256))
     from mimkit.audit.cost import cost
 
     rows = _rows(arguments)
-    costs = [cost(_model(row, arguments), stem=row.stem, name=row.model) for row in rows]
+    counted = tqdm(rows, desc="counting", unit="model", leave=False, delay=2, disable=None)
+    costs = [cost(_model(row, arguments), stem=row.stem, name=row.model) for row in counted]
     if arguments.rounds:
         costs = _timed(rows, costs, arguments)
     standard = (arguments.image, arguments.patch) == (224, 16)
@@ -113,7 +113,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         from mimkit.files import write_text
 
-        text = json.dumps([dataclasses.asdict(found) for found in costs], indent=1)
+        setting = {key: getattr(arguments, key) for key in ("image", "patch", "rounds")}
+        setting["precision"] = "bf16" if _bf16(arguments) else "fp32"
+        text = json.dumps([dataclasses.asdict(found) | setting for found in costs], indent=1)
         write_text(arguments.json, text)
         print(f"wrote {arguments.json}")
     return 0
@@ -123,10 +125,19 @@ def _rows(arguments: argparse.Namespace) -> list[_Row]:
     if arguments.stem is None and arguments.size is None:
         return list(_DEFAULT)
     return [
-        _Row(stem, model)
+        _Row(stem, _full_name(model))
         for model in arguments.size or ["B12"]
         for stem in arguments.stem or _STEMS
     ]
+
+
+def _full_name(text: str) -> str:
+    """B -> B12, B18x1 -> B18: the spelling of the tables."""
+    from mimkit.models.sizes import SIZES
+
+    named = _size(text)
+    branches = f"x{named.branches}" if named.branches > 1 else ""
+    return f"{named.size}{named.depth or SIZES[named.size].depth}{branches}"
 
 
 def _size(text: str) -> "EncoderConfig":
@@ -186,8 +197,6 @@ def _grid(arguments: argparse.Namespace) -> "Grid":
 def _timed(rows: list[_Row], costs: "list[Cost]", arguments: argparse.Namespace) -> "list[Cost]":
     """Stems and encoders on their own, each once: their sum is the row's time."""
     from mimkit.audit.cost import measure
-    from mimkit.build import use_bf16
-    from mimkit.config import EngineConfig
 
     parts: dict[str, tuple[torch.nn.Module, torch.Tensor]] = {}
     for row in (row for row in rows if row.timed):
@@ -200,12 +209,19 @@ def _timed(rows: list[_Row], costs: "list[Cost]", arguments: argparse.Namespace)
     took = measure(
         parts,
         rounds=arguments.rounds,
-        bf16=use_bf16(EngineConfig(precision=arguments.precision)),
+        bf16=_bf16(arguments),
         progress=partial(tqdm, desc="timing", unit="round", leave=False, disable=None),
     )
     return [
         _with_time(c, row, took) if row.timed else c for c, row in zip(costs, rows, strict=True)
     ]
+
+
+def _bf16(arguments: argparse.Namespace) -> bool:
+    from mimkit.build import use_bf16
+    from mimkit.config import EngineConfig
+
+    return use_bf16(EngineConfig(precision=arguments.precision))
 
 
 def _keys(row: _Row) -> tuple[str, str]:
@@ -265,25 +281,30 @@ def _legend(costs: "list[Cost]", arguments: argparse.Namespace, *, standard: boo
     timing = ""
     if arguments.rounds:
         timing = (
-            f"ms: process time of one thread, precision {arguments.precision}, median of "
-            f"{arguments.rounds} rounds; stem and encoder\nwere timed on their own.\n"
+            f"ms: process time of one thread in {'bf16' if _bf16(arguments) else 'fp32'}, median "
+            f"of {arguments.rounds} rounds; stem and encoder\nwere timed on their own.\n"
         )
     return _LEGEND.format(timing=timing, differ=_differences(costs) if standard else "")
 
 
 def _differences(costs: "list[Cost]") -> str:
     """Where the paper's figure is not ours to the digits that it prints."""
-    lines = []
+    lines, compared = [], 0
     for cost in costs:
         key = (cost.stem, cost.model)
+        compared += (key in _PAPER_GFLOPS) + (key in _PAPER_PARAMS)
         for what, ours, table in (("GFLOPs", cost.gflops_paper, _PAPER_GFLOPS),
                                   ("M parameters", cost.params / 1e6, _PAPER_PARAMS)):  # fmt: skip
             if key in table and f"{ours:.{_digits(table[key])}f}" != f"{table[key]}":
                 lines.append(
                     f"  {cost.stem} {cost.model}: {ours:.3f} {what}, the paper has {table[key]}"
                 )
+    if not compared:
+        return "The paper has no figures for these."
     if not lines:
-        return "Every figure of the paper is reproduced to the digits it prints."
+        return (
+            f"What the paper prints of these ({compared} figures) is reproduced to its last digit."
+        )
     return "\n".join(["Not as in the paper:", *lines])
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from mimkit.cli._arguments import check_range, output_file, output_folder
 from mimkit.cli._audit import Subparsers, parse_part
 from mimkit.errors import UserError
 
@@ -63,8 +64,8 @@ def add_parser(subparsers: Subparsers) -> None:
                         "(default: %(default)s)")  # fmt: skip
     parser.add_argument("--batch", type=int, default=4, metavar="B",
                         help="images normalised together (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
-    parser.add_argument("--picture", type=Path, metavar="DIR",
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write all numbers there")
+    parser.add_argument("--picture", type=output_folder, metavar="DIR",
                         help="write a PNG of what each stem sees there")  # fmt: skip
 
 
@@ -74,8 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mimkit.build import make_part
     from mimkit.models.mask_at import MASK_AT
 
-    if arguments.batch < 2:
-        raise UserError(f"--batch is {arguments.batch}; batch statistics need 2 images at least")
+    check_range(arguments, width=(4, 8192), image=(8, 4096), patch=(1, 256), batch=(2, 4096))
     stems = {text: _stem(text, arguments) for text in arguments.stem}
     placements = {
         text: make_part(MASK_AT, parse_part(text)) for text in arguments.mask_at or MASK_AT.names()
@@ -98,10 +98,12 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{masked} of {mask_BN.shape[1]} patches masked, {grid[0]} x {grid[1]}; width "
           f"{arguments.width}\n\n{_table(found)}\n")  # fmt: skip
     print(_LEGEND.format(side=round(masked**0.5), batch=arguments.batch, images=arguments.images))
+    setting = {key: getattr(arguments, key)
+               for key in ("width", "image", "patch", "batch", "images")}  # fmt: skip
     if arguments.json:
         from mimkit.files import write_text
 
-        write_text(arguments.json, json.dumps([asdict(leak) for leak in found], indent=1))
+        write_text(arguments.json, json.dumps([asdict(leak) | setting for leak in found], indent=1))
         print(f"wrote {arguments.json}")
     for text, stem in stems.items() if arguments.picture else ():
         _save_picture(arguments.picture, text, stem)

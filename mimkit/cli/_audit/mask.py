@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from mimkit.cli._arguments import check_range, output_file, output_folder
 from mimkit.cli._audit import Subparsers, parse_part
 from mimkit.errors import UserError
 
@@ -54,8 +55,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--draws", type=int, default=20_000, metavar="N",
                         help="masks to draw of each (default: %(default)s)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
-    parser.add_argument("--picture", type=Path, metavar="DIR",
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write all numbers there")
+    parser.add_argument("--picture", type=output_folder, metavar="DIR",
                         help="write a PNG of each mask there")  # fmt: skip
 
 
@@ -96,9 +97,7 @@ def _checked(arguments: argparse.Namespace) -> tuple["Grid", int]:
     if rows < 1 or columns < 1 or rows * columns < 2:
         raise UserError(f"--grid is {rows} {columns}; a mask needs at least 2 patches, set --grid "
                         "to rows and columns (14 14 is BEiT's)")  # fmt: skip
-    for flag, value, least in (("--draws", arguments.draws, 1), ("--seed", arguments.seed, 0)):
-        if value < least:
-            raise UserError(f"{flag} is {value}; set it to {least} or more")
+    check_range(arguments, draws=(1, 10**7), seed=(0, 2**63 - 1))
     count = arguments.count
     if count is None:
         count = max(1, round(rows * columns * 75 / 196))  # as in build.build_mask
