@@ -3,15 +3,17 @@
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_type_hints
 
 import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError
 
 from mimkit.batch import Grid
-from mimkit.config import Config, DataConfig, EngineConfig, PartConfig, TrainConfig
+from mimkit.config import Config, DataConfig, EngineConfig, PartConfig, ShardSet, TrainConfig
 from mimkit.data.embedded import embedded_shards
+from mimkit.data.mixture import Ingredient, MixtureSource, check_weights
+from mimkit.data.selection import split_heldout, take
 from mimkit.data.sources import SOURCES, Source
 from mimkit.data.views import CenterView, TwoViews
 from mimkit.errors import UserError
@@ -45,7 +47,7 @@ def _bind(
     registry: Registry[Callable[..., Part]], config: PartConfig, *given: str
 ) -> tuple[Callable[..., Part], dict[str, Any]]:
     """The part and its checked settings; `given` are arguments that the program adds."""
-    part, section = registry[config.name], registry.kind
+    part, section = registry.plug_in(config.name), registry.kind
     hints = _hints(part)
     parameters = inspect.signature(part).parameters
     free = {name: p for name, p in parameters.items() if name not in given}
@@ -168,10 +170,13 @@ def check_grids(config: Config, model: MaskedImageModel, tokenizer: VisualTokeni
     return stem_grid
 
 
-def build_views(data: DataConfig) -> TwoViews:
+Which = Literal["both", "patches", "tokens"]  # views that are rendered; the others stay empty
+
+
+def build_views(data: DataConfig, which: Which = "both") -> TwoViews:
     return TwoViews(
-        image_size=data.image_size,
-        token_size=data.token_size,
+        image_size=None if which == "tokens" else data.image_size,
+        token_size=None if which == "patches" else data.token_size,
         jitter=data.jitter,
         crop_scale=data.crop_scale,
         crop_ratio=data.crop_ratio,
@@ -182,10 +187,10 @@ def build_views(data: DataConfig) -> TwoViews:
     )
 
 
-def build_probe_view(data: DataConfig) -> CenterView:
+def build_probe_view(data: DataConfig, which: Which = "both") -> CenterView:
     return CenterView(
-        image_size=data.image_size,
-        token_size=data.token_size,
+        image_size=None if which == "tokens" else data.image_size,
+        token_size=None if which == "patches" else data.token_size,
         image_interpolation=data.image_interpolation,
         token_interpolation=data.token_interpolation,
         exif=data.exif,
@@ -194,12 +199,60 @@ def build_probe_view(data: DataConfig) -> CenterView:
 
 def check_splits(data: DataConfig) -> None:
     """UserError where images of the user would be judged by the embedded ones, or the reverse."""
-    if data.heldout is not None and (data.train == "embedded") != (data.heldout == "embedded"):
+    if data.heldout is None or data.heldout_fraction is not None:
+        return
+    kinds = {shard_set.shards == "embedded" for shard_set in _sets(data)}
+    if (data.heldout == "embedded") not in kinds:
         raise UserError(
             f"data.train={data.train} and data.heldout={data.heldout} are not of one kind: the "
             "held-out numbers would be about other images. Set data.heldout to shards of yours, or "
             "to null"
         )
+
+
+def build_data(data: DataConfig) -> tuple[Source, Source | None]:
+    """What is trained on and what is held out.
+
+    A part that is held out by fraction is taken first, so that no subset ever reaches into it.
+
+    Raises:
+        UserError: see the sources, `split_heldout`, `take` and `check_weights`.
+    """
+    train, heldout, taken_out = _build_train(data), None, None
+    if data.heldout_fraction is not None:
+        train, taken_out = split_heldout(train, fraction=data.heldout_fraction)
+    elif data.heldout is not None:
+        heldout = build_source(data, data.heldout, split="heldout")
+    train = take(
+        train,
+        data.subset,
+        stratified=data.stratified,
+        seed=data.subset_seed,
+        taken_out=taken_out,
+    )
+    check_weights(train)
+    return train, taken_out or heldout
+
+
+def _sets(data: DataConfig) -> list[ShardSet]:
+    """`data.train`, whichever way it is written."""
+    if isinstance(data.train, str):
+        return [ShardSet(shards=data.train)]
+    sets = [one for one in data.train if isinstance(one, ShardSet)]
+    return sets or [ShardSet(shards=[one for one in data.train if isinstance(one, str)])]
+
+
+def _build_train(data: DataConfig) -> Source:
+    sets = _sets(data)
+    opened = [build_source(data, one.shards, split="train") for one in sets]
+    if len(sets) == 1 and sets[0] == ShardSet(shards=sets[0].shards):
+        return opened[0]
+    return MixtureSource(
+        [
+            Ingredient(str(one.shards), source, one.weight, one.labels)
+            for one, source in zip(sets, opened, strict=True)
+        ]
+    )
 
 
 def build_source(data: DataConfig, which: str | list[str], *, split: str) -> Source:
@@ -208,8 +261,13 @@ def build_source(data: DataConfig, which: str | list[str], *, split: str) -> Sou
     if which == "embedded":
         which = str(embedded_shards(Path(cache)) / f"{split}-*.tar")
     if data.source == "folder":
+        if not isinstance(which, str):
+            raise UserError(
+                f"data.source=folder reads one folder, but {which} names {len(which)}; give a "
+                "mapping for each in data.train, [{shards: FOLDER}, {shards: OTHER}]"
+            )
         return SOURCES["folder"](folder=which)
-    return SOURCES["shards"](shards=which, cache_dir=cache)
+    return SOURCES["shards"](shards=which, cache_dir=cache, cache_gib=data.cache_gib)
 
 
 def num_steps(train: TrainConfig, num_samples: int) -> int:

@@ -9,12 +9,21 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from mimkit.errors import UserError
 from mimkit.registry import nearest
@@ -42,13 +51,41 @@ class PartConfig(Section):
         return dict(self.model_extra or {})
 
 
+class ShardSet(Section):
+    """One of several sets in `data.train`; an epoch has each of its samples `weight` times."""
+
+    shards: str | list[str]
+    weight: float = Field(1.0, gt=0)  # 2.3: twice, and 30 % once more, others in every epoch
+    labels: bool = True  # false: as if it had none
+
+
+def _form(train: Any) -> str:
+    """Which of the three forms of `data.train` is meant, so that errors are about that one."""
+    if not isinstance(train, list):
+        return "<one>"
+    return "<sets>" if any(isinstance(one, dict | ShardSet) for one in train) else "<patterns>"
+
+
+Train = Annotated[
+    Annotated[str, Tag("<one>")]
+    | Annotated[list[str], Tag("<patterns>")]
+    | Annotated[list[ShardSet], Tag("<sets>")],
+    Discriminator(_form),
+]
+
+
 class DataConfig(Section):
     """Where images come from and how a view is cut (BEiT's transform, facts in README)."""
 
-    train: str | list[str] = "embedded"
+    train: Train = "embedded"  # a pattern, patterns of one set, or sets with weights
     heldout: str | list[str] | None = "embedded"
+    heldout_fraction: float | None = Field(None, gt=0, lt=1)  # held out of `train`, by hash of key
+    subset: float | str | None = None  # share of `train`, or a text file with one key a line
+    stratified: bool = False  # the share of every class
+    subset_seed: Seed = 0  # not the run's: the seeds of a study share their images
     source: Literal["shards", "folder"] = "shards"
     cache_dir: str = "~/.cache/mimkit"
+    cache_gib: float | None = Field(64.0, gt=0)  # of shards from servers; null: what the disk has
     window: int = Field(8, ge=1)  # shards that are shuffled together
     image_size: int = Field(224, ge=8)  # pixels, the encoder's view
     token_size: int = Field(112, ge=8)  # pixels, the tokenizer's view
@@ -62,7 +99,32 @@ class DataConfig(Section):
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[Positive, Positive, Positive] = (0.5, 0.5, 0.5)
     on_bad_sample: Literal["raise", "substitute"] = "raise"  # substitutes are counted and said
+    max_bad_samples: float = Field(0.001, ge=0, le=1)  # of those drawn; more, and over ten, stops
     heldout_limit: int = Field(2048, ge=1)  # images of the held-out loss
+
+    @field_validator("subset", mode="before")
+    @classmethod
+    def _share_or_path(cls, subset: Any) -> Any:
+        """1e-2 is text in YAML 1.1."""
+        try:
+            return subset if subset is None else float(subset)
+        except (TypeError, ValueError):
+            return subset
+
+    @model_validator(mode="after")
+    def _one_choice(self) -> "DataConfig":
+        if self.heldout_fraction is not None and self.heldout not in (None, "embedded"):
+            raise ValueError(f"data.heldout_fraction={self.heldout_fraction:g} holds images of "
+                             f"data.train out, but data.heldout={self.heldout} names others; set "
+                             "one of them to null")  # fmt: skip
+        if isinstance(self.subset, float) and not 0 < self.subset <= 1:
+            raise ValueError(f"data.subset is {self.subset:g}; expected a share of the images in "
+                             "(0, 1], or a text file with one key a line")  # fmt: skip
+        for name in ("stratified", "subset_seed"):
+            if getattr(self, name) and not isinstance(self.subset, float):
+                raise ValueError(f"data.{name} does nothing where data.subset is not a fraction; "
+                                 "leave it out")  # fmt: skip
+        return self
 
     @model_validator(mode="after")
     def _ordered_ranges(self) -> "DataConfig":
@@ -164,6 +226,7 @@ class EngineConfig(Section):
     workers: int | None = Field(None, ge=0)  # loader processes a rank; None: chosen from the cores
     threads: int | None = Field(None, ge=1)  # torch threads a rank; None: cores / local ranks
     activation_checkpointing: bool = False
+    token_bank: str | None = None  # folder that tools/make_tokens.py filled; changes no loss
 
 
 class OutputConfig(Section):
@@ -192,7 +255,27 @@ class Config(Section):
     output: OutputConfig = OutputConfig()
 
 
-class TokenizerModelConfig(Section):
+class TokenizerConfig(Section):
+    """What `tools/train_tokenizer.py` reads, whichever tokenizer it trains."""
+
+    name: RunName = "tokenizer"
+    seed: Seed = 0
+    data: DataConfig = DataConfig()
+    train: TrainConfig
+    engine: EngineConfig = EngineConfig()
+    output: OutputConfig = OutputConfig()
+
+    @model_validator(mode="after")
+    def _one_view(self) -> "TokenizerConfig":
+        """What concerns the encoder's view would be without effect."""
+        for name in ("image_size", "image_interpolation", "mean", "std"):
+            if getattr(self.data, name) != DataConfig.model_fields[name].default:
+                raise ValueError(f"data.{name} does nothing here: a tokenizer sees token views "
+                                 "only; leave it out, and set data.token_size")  # fmt: skip
+        return self
+
+
+class DvaeModelConfig(Section):
     """The DALL-E dVAE's architecture at another size (its own: width 256, 2 blocks, 8192 words)."""
 
     width: int = Field(256, ge=4)
@@ -200,7 +283,7 @@ class TokenizerModelConfig(Section):
     vocabulary: int = Field(8192, ge=2)
 
 
-class TokenizerObjectiveConfig(Section):
+class DvaeObjectiveConfig(Section):
     """Schedules are cosines over a share of the run (DALL-E A.2: tau 5 %, KL 0.17 % of it).
 
     `balance` and `spread` are ours: a small dVAE in a short run collapses to a few words without
@@ -217,26 +300,36 @@ class TokenizerObjectiveConfig(Section):
     ema: float = Field(0.999, ge=0, lt=1)
 
 
-class TokenizerConfig(Section):
-    """What `tools/train_tokenizer.py` reads."""
+class DvaeConfig(TokenizerConfig):
+    model: DvaeModelConfig = DvaeModelConfig()
+    objective: DvaeObjectiveConfig = DvaeObjectiveConfig()
 
-    name: RunName = "tokenizer"
-    seed: Seed = 0
-    data: DataConfig = DataConfig()
-    model: TokenizerModelConfig = TokenizerModelConfig()
-    objective: TokenizerObjectiveConfig = TokenizerObjectiveConfig()
-    train: TrainConfig
-    engine: EngineConfig = EngineConfig()
-    output: OutputConfig = OutputConfig()
 
-    @model_validator(mode="after")
-    def _one_view(self) -> "TokenizerConfig":
-        """What concerns the encoder's view would be without effect."""
-        for name in ("image_size", "image_interpolation", "mean", "std"):
-            if getattr(self.data, name) != DataConfig.model_fields[name].default:
-                raise ValueError(f"data.{name} does nothing here: a tokenizer sees token views "
-                                 "only; leave it out, and set data.token_size")  # fmt: skip
-        return self
+class VqkdModelConfig(Section):
+    """BEiT v2's is of size B, with 3 (or 1) blocks in the decoder."""
+
+    size: SizeName = "B"
+    depth: int | None = Field(None, ge=1)  # None: the size's own
+    decoder_depth: int = Field(3, ge=1)
+    patch_size: int = Field(16, ge=1)
+    vocabulary: int = Field(8192, ge=2)
+    code_dim: int = Field(32, ge=1)
+
+
+class VqkdObjectiveConfig(Section):
+    """`revive` is ours: BEiT v2 leaves dead codes dead, which is 0."""
+
+    commitment: float = Field(1.0, ge=0)  # weight of the tokens' distance from their codes
+    decay: float = Field(0.99, ge=0, lt=1)  # of the codebook's running average
+    revive: float = Field(0.1, ge=0, lt=1)  # of an equal share of the tokens; a code below is dead
+
+
+class VqkdConfig(TokenizerConfig):
+    """Chosen by its section `teacher`: a tokenizer whose targets are numbers, BEiT v2's VQ-KD."""
+
+    teacher: PartConfig
+    model: VqkdModelConfig = VqkdModelConfig()
+    objective: VqkdObjectiveConfig = VqkdObjectiveConfig()
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -306,7 +399,7 @@ def _base(path: Path, name: str) -> Path:
     return beside if beside.exists() else shipped_config(name) or beside
 
 
-_PARTS = ("mask", "mask_at", "stem", "tokenizer")
+_PARTS = ("mask", "mask_at", "stem", "teacher", "tokenizer")
 
 
 def _override(text: str) -> Settings:
@@ -350,15 +443,24 @@ def _known_keys(kind: type[BaseModel], prefix: str = "") -> list[str]:
     keys = []
     for name, field in kind.model_fields.items():
         keys.append(prefix + name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            keys += _known_keys(field.annotation, f"{prefix}{name}.")
+        for section in _sections(field.annotation):
+            keys += _known_keys(section, f"{prefix}{name}.")
     return keys
+
+
+def _sections(annotation: Any) -> Iterator[type[Section]]:
+    """Of a field's type; of a union of lists, those in the lists too."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _sections(part)
 
 
 def _explain(error: ValidationError, kind: type[BaseModel], origin: str) -> str:
     lines = []
     for problem in error.errors():
-        key = ".".join(str(word) for word in problem["loc"] if not isinstance(word, int))
+        words = [word for word in problem["loc"] if isinstance(word, str)]
+        key = ".".join(word for word in words if not word.startswith("<"))  # a form, see `_form`
         if problem["type"] == "extra_forbidden":
             hint = nearest(key, _known_keys(kind))
             lines.append(f"there is no setting '{key}'.{hint}")
@@ -376,11 +478,16 @@ def _explain(error: ValidationError, kind: type[BaseModel], origin: str) -> str:
 def _load(kind: type[Any], path: Path, overrides: Sequence[str]) -> Any:
     given = _write_out(_merge_overrides(overrides), " ".join(overrides))
     settings = _merge(_read_file(path), given)
-    if kind is Config and "objective" in settings:
+    if kind is Config and settings.keys() & {"objective", "teacher"}:
         raise UserError(
             f"{path} is the configuration of a tokenizer's training; give it to "
             "tools/train_tokenizer.py, or give pretraining's"
         )
+    for part in _PARTS if kind is Config else ():  # mask_at.filler=mean is about the default part
+        if isinstance(section := settings.get(part), dict):
+            section.setdefault("name", Config.model_fields[part].default.name)
+    if kind is TokenizerConfig:
+        kind = VqkdConfig if "teacher" in settings else DvaeConfig
     origin = " ".join([str(path), *overrides])
     try:
         return kind.model_validate(settings)
@@ -394,9 +501,9 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     return config
 
 
-def load_tokenizer_config(path: Path, overrides: Sequence[str] = ()) -> TokenizerConfig:
-    """The configuration of a tokenizer's training."""
-    config: TokenizerConfig = _load(TokenizerConfig, path, overrides)
+def load_tokenizer_config(path: Path, overrides: Sequence[str] = ()) -> DvaeConfig | VqkdConfig:
+    """The configuration of a tokenizer's training: one with a section `teacher` is a VQ-KD's."""
+    config: DvaeConfig | VqkdConfig = _load(TokenizerConfig, path, overrides)
     return config
 
 
@@ -406,11 +513,15 @@ def to_yaml(config: BaseModel) -> str:
 
 
 def science_of(config: BaseModel) -> Settings:
-    """What decides the numbers: all but `output` and `engine` (whose precision stays)."""
+    """What decides the numbers: all but `output` and `engine` (whose precision stays).
+
+    Nor where files are cached, nor how many bad samples stop a run: it goes on with more.
+    """
     settings = config.model_dump(mode="json")
     settings.pop("output")
     settings["engine"] = {"precision": settings["engine"]["precision"]}
-    settings["data"].pop("cache_dir")
+    for key in ("cache_dir", "cache_gib", "max_bad_samples"):
+        settings["data"].pop(key)
     return settings
 
 

@@ -36,7 +36,7 @@ def probe(
     """kNN accuracies on the first images of each split, or `knn_skipped` with the reason.
 
     `heldout` is embedded or the user's; the shards of `train` should be shuffled, as make_shards
-    does, for their first images to be a fair sample.
+    does, for their first images to be a fair sample. Of several sets each gives its share.
     """
     if (reason := _no_knn(train, heldout)) is not None:
         return {"knn_skipped": reason}
@@ -45,9 +45,10 @@ def probe(
     pixels = {"mean": config.data.mean, "std": config.data.std}
 
     def batches(source: Source, limit: int) -> BatchLoader:
+        substitutes = config.data.on_bad_sample if source is train else "raise"
         return eval_loader(source=source, view=build.build_probe_view(config.data), mask=None,
                            seed=config.seed, batch_size=64, rank=0, world=1, workers=workers,
-                           limit=limit)  # fmt: skip
+                           limit=limit, on_bad_sample=substitutes)  # fmt: skip
 
     def images(loader: BatchLoader) -> Iterator[Tensor]:
         for batch in loader:

@@ -21,7 +21,7 @@ from mimkit.files import disk_errors, write_text
 from mimkit.train import checkpoint
 
 _PACKAGES = ("torch", "torchvision", "timm", "deepspeed", "numpy", "pillow", "simplejpeg",
-             "safetensors", "webdataset", "DALL-E", "pydantic")  # fmt: skip
+             "numba", "safetensors", "webdataset", "DALL-E", "pydantic")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,19 @@ from torch import Tensor, nn
 from mimkit import build, runs
 from mimkit.batch import Batch
 from mimkit.config import Config, DataConfig, TokenizerConfig
-from mimkit.data.loader import BatchLoader, eval_loader, train_loader
+from mimkit.data.loader import BatchLoader, OnBadSample, TokenRows, eval_loader, train_loader
 from mimkit.data.sources import Source
 from mimkit.files import write_text
 from mimkit.masks import Mask
 from mimkit.runs import RunFolder
 from mimkit.train import checkpoint
+from mimkit.train.bad_samples import BadSamples
 from mimkit.train.loop import Hook, Moment, Plan, divide_batch, train
 from mimkit.train.metrics import Recorder
 from mimkit.train.runtimes import RUNTIMES, Runtime, UpdateRule
 from mimkit.train.step import StepResult
+
+_MOST_WARNINGS = 10  # of a rank, about bad samples; all are counted
 
 
 @dataclass(frozen=True)
@@ -69,14 +72,16 @@ class Session:
             self._lock = runs.lock(self.folder)
         self.runtime.from_rank_0(None)  # nobody goes on where the folder is in use
         self.plan = Plan(
-            steps=build.num_steps(config.train, len(self.data.train)),
+            steps=build.num_steps(config.train, self.data.train.epoch_length),
             batch_size=config.train.batch_size,
             micro_batch=self.rule.micro_batch,
             accumulation=self.rule.accumulation,
             log_every=config.output.log_every,
         )
         self.start = 0
-        self.substituted = 0  # bad samples of this rank, since this start
+        self.bad_samples = BadSamples(
+            before=0, allowed=config.data.max_bad_samples, speaks=self.is_first
+        )
         self.recorder: Recorder | None = None
         self.summary: dict[str, Any] = {}
 
@@ -103,21 +108,12 @@ class Session:
 
     def _open_data(self) -> Data:
         """Rank 0 first: it writes indexes and the embedded shards where there are none yet."""
-        data = self.config.data
-
-        def sources() -> Data:
-            heldout = data.heldout
-            return Data(
-                build.build_source(data, data.train, split="train"),
-                None if heldout is None else build.build_source(data, heldout, split="heldout"),
-            )
-
-        if self.is_first:
-            opened = sources()
+        if not self.is_first:
             self.runtime.from_rank_0(None)
-            return opened
-        self.runtime.from_rank_0(None)
-        return sources()
+        opened = Data(*build.build_data(self.config.data))
+        if self.is_first:
+            self.runtime.from_rank_0(None)
+        return opened
 
     @property
     def workers(self) -> int:
@@ -134,6 +130,7 @@ class Session:
         if before is not None:
             model.load_state_dict(dict(before.weights))
             self.start = before.updates
+            self.bad_samples.total = before.bad_samples
         self.runtime.prepare(model, optimizer, self.rule)
         if before is not None:
             self.runtime.restore(before.moments, updates=before.updates)
@@ -151,12 +148,15 @@ class Session:
         changed = runs.write_start(self.folder, self.config, facts=facts)
         engine = json.dumps(self.runtime.effective_settings(), indent=2, default=str)
         write_text(self.folder.path / "engine.json", engine)
-        epochs = self.plan.steps * self.plan.batch_size / len(self.data.train)
+        length = self.data.train.epoch_length
+        epochs = self.plan.steps * self.plan.batch_size / length
+        weighted = f", {length} an epoch" if length != len(self.data.train) else ""
         lines = [
             f"mimkit: {what}",
-            f"{len(self.data.train)} images; {self.runtime.world} x {self.runtime.device.type}, "
-            f"{'bf16' if self.rule.bf16 else 'fp32'}, {self.config.engine.runtime}, global batch "
-            f"{self.plan.batch_size}, {self.plan.steps} steps ({epochs:.1f} epochs)",
+            f"{len(self.data.train)} images{weighted}; {self.runtime.world} x "
+            f"{self.runtime.device.type}, {'bf16' if self.rule.bf16 else 'fp32'}, "
+            f"{self.config.engine.runtime}, global batch {self.plan.batch_size}, "
+            f"{self.plan.steps} steps ({epochs:.1f} epochs)",
             f"run folder: {self.folder.path}",
         ]
         if self.start:
@@ -173,11 +173,16 @@ class Session:
         self.recorder = Recorder(self.folder.path, start=self.start, steps=self.plan.steps,
                                  tensorboard=self.config.output.tensorboard)  # fmt: skip
 
-    def batches(self, mask: Mask | None) -> Iterator[Batch]:
-        """The endless stream of this rank's micro-batches, from where the run stands."""
+    def batches(self, mask: Mask | None, *, tokens: TokenRows | None = None) -> Iterator[Batch]:
+        """The endless stream of this rank's micro-batches, from where the run stands.
+
+        Args:
+            tokens: of a bank; then no token view is rendered.
+        """
         loader = train_loader(
             source=self.data.train,
-            views=build.build_views(self.views),
+            views=build.build_views(self.views, "both" if tokens is None else "patches"),
+            tokens=tokens,
             mask=mask,
             seed=self.config.seed,
             batch_size=self.rule.micro_batch,
@@ -188,35 +193,54 @@ class Session:
             workers=self.workers,
             on_bad_sample=self.config.data.on_bad_sample,
             pin_memory=self.runtime.device.type == "cuda",
+            read_ahead=self.runtime.local_rank == 0,
+            local_world=self.runtime.local_world,
         )
         return self._watched(loader)
 
     def _watched(self, loader: BatchLoader) -> Iterator[Batch]:
-        """Notes when the first update is done (the second one asks for its batch), and says when
-        a sample was substituted."""
-        told = 0
+        """Notes when the first update is done (the second one asks for its batch), and which
+        samples were bad."""
         for number, batch in enumerate(loader):
             if number == self.plan.accumulation:
                 elapsed = time.time() - self.started_at
                 self.summary["seconds_to_first_step"] = round(elapsed, 2)
-            if loader.num_substituted > told:
-                told = loader.num_substituted
-                print(f"warning: rank {self.runtime.rank} has substituted {told} bad samples",
-                      file=sys.stderr)  # fmt: skip
-            self.substituted = told
+            self._note_bad(loader)
             yield batch
 
+    def _note_bad(self, loader: BatchLoader) -> None:
+        self.bad_samples.note(len(loader.bad))
+        before = loader.num_substituted - len(loader.bad)
+        for count, cause in enumerate(loader.bad, before + 1):
+            more = " (more are counted only)" if count == _MOST_WARNINGS else ""
+            if count <= _MOST_WARNINGS:
+                self._warn(f"warning: the next sample stands in for {cause}{more}")
+
+    def _warn(self, text: str) -> None:
+        if self.recorder is not None:
+            self.recorder.say(text)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
     def fixed_batches(
-        self, source: Source, mask: Mask | None, *, limit: int, alone: bool = False
+        self,
+        source: Source,
+        mask: Mask | None,
+        *,
+        limit: int,
+        alone: bool = False,
+        tokens: TokenRows | None = None,
     ) -> Iterator[Batch]:
         """Centre views and masks of the first `limit` images, the same at every call.
 
         Args:
             alone: every rank gets all of them instead of its share.
+            tokens: of a bank; then no token view is rendered.
         """
         loader = eval_loader(
             source=source,
-            view=build.build_probe_view(self.views),
+            view=build.build_probe_view(self.views, "both" if tokens is None else "patches"),
+            tokens=tokens,
             mask=mask,
             seed=self.config.seed,
             batch_size=min(self.rule.micro_batch, limit),
@@ -224,8 +248,14 @@ class Session:
             world=1 if alone else self.runtime.world,
             workers=0 if alone else self.workers,
             limit=limit,
+            on_bad_sample=self._on_bad_sample(source),
+            local_world=self.runtime.local_world,
         )
         return iter(loader)
+
+    def _on_bad_sample(self, source: Source) -> OnBadSample:
+        """Others may stand in for images to train on; those that are judged by count once each."""
+        return self.config.data.on_bad_sample if source is self.data.train else "raise"
 
     @property
     def judged(self) -> Source:
@@ -242,6 +272,7 @@ class Session:
     ) -> dict[str, Tensor]:
         """Every update that is left, with checkpoints; returns the whole weights."""
         output = self.config.output
+        substitutes = self.config.data.on_bad_sample == "substitute"
         rate = train(
             runtime=self.runtime,
             optimizer=self.optimizer,
@@ -253,12 +284,12 @@ class Session:
             hooks=[*hooks, Hook(output.checkpoint_every, self._save)],
             recorder=self.recorder,
             after_update=after_update,
+            bad_samples=self.bad_samples if substitutes else None,
         )
         if self.start == self.plan.steps:  # stopped between the last checkpoint and the summary
             for hook in hooks:
                 hook.action(self.start)
-        substituted = self.runtime.sum(torch.tensor(self.substituted, device=self.runtime.device))
-        self.summary["substituted_samples"] = int(substituted)
+        self.summary["substituted_samples"] = self.bad_samples.total
         self.summary |= {"steps": self.plan.steps, "images_per_second": round(rate, 2) or None}
         if self.recorder is not None:
             self.recorder.close()
@@ -272,8 +303,9 @@ class Session:
 
     def _save(self, updates: int) -> None:
         state = checkpoint.Checkpoint(
-            updates, updates * self.plan.batch_size, self.runtime.weights(), self.runtime.moments()
-        )
+            updates, updates * self.plan.batch_size, self.runtime.weights(),
+            self.runtime.moments(), self.bad_samples.total,
+        )  # fmt: skip
         if self.is_first:
             checkpoint.save(
                 self.folder.checkpoints, state, keep=self.config.output.keep_checkpoints

@@ -10,13 +10,17 @@ import pytest
 from commands import ROOT
 from pydantic import BaseModel
 
+from mimkit.build import check_parts
 from mimkit.cli._arguments import find_config
 from mimkit.config import (
     Config,
+    DvaeConfig,
     EncoderConfig,
     PartConfig,
     Section,
+    ShardSet,
     TokenizerConfig,
+    VqkdConfig,
     differences,
     load_config,
     load_tokenizer_config,
@@ -242,6 +246,9 @@ def _other(value: Any) -> Any:
     return "other"
 
 
+FREE = {"data.cache_dir", "data.cache_gib", "data.max_bad_samples"}
+
+
 def test_output_and_engine_do_not_enter_the_science_but_precision_and_all_else_do() -> None:
     config = load_config(DEFAULT)
     before, settings = science_hash(config), config.model_dump(mode="json")
@@ -251,7 +258,7 @@ def test_output_and_engine_do_not_enter_the_science_but_precision_and_all_else_d
         (changed[section] if section else changed)[field] = _other(value)
         is_free = key.startswith(("output.", "engine.")) and key != "engine.precision"
         same = science_hash(_Settings(values=changed)) == before
-        assert same == (is_free or key == "data.cache_dir"), key
+        assert same == (is_free or key in FREE), key
 
 
 class _Settings(BaseModel):
@@ -293,12 +300,13 @@ READ = {
     if isinstance(node, ast.Attribute)
 }
 # Sections that are handed on whole, as keyword arguments: Python reports what is not taken.
-WHOLE = {"TokenizerModelConfig"}
+WHOLE = {"DvaeModelConfig"}
 
 
 @pytest.mark.parametrize(
-    ("section", "field"), sorted({*_fields(Config), *_fields(TokenizerConfig)})
-)
+    ("section", "field"), sorted({*_fields(Config), *_fields(DvaeConfig), *_fields(VqkdConfig),
+                                  *_fields(ShardSet)})
+)  # fmt: skip
 def test_every_setting_is_read_somewhere(section: str, field: str) -> None:
     assert field in READ or section in WHOLE, f"nothing reads {section}.{field}"
 
@@ -370,3 +378,82 @@ def test_a_misspelt_name_is_answered_with_the_form(name: str) -> None:
         load_config(DEFAULT, [f"encoder.size={name}"])
     for part in (f"encoder.size is '{name}'", "Ti, S, B, L, H", "S36", "B18x2"):
         assert part in str(caught.value)
+
+
+def test_a_set_is_a_pattern_or_patterns_or_sets_with_weights(tmp_path: Path) -> None:
+    sets = "[{shards: a, weight: 2}, {shards: [b, c], labels: false}]"
+    written = _write(tmp_path, "a.yaml", f"base: default\ndata: {{train: {sets}}}\n")
+    for config in (load_config(written), load_config(DEFAULT, [f"data.train={sets}"])):
+        assert config.data.train == [
+            ShardSet(shards="a", weight=2.0), ShardSet(shards=["b", "c"], labels=False),
+        ]  # fmt: skip
+        again = load_config(_write(tmp_path, "b.yaml", to_yaml(config)))
+        assert again == config
+        assert science_hash(again) == science_hash(config)
+    weighted = load_config(DEFAULT, ["data.train=[{shards: a}, {shards: b, weight: 2}]"])
+    plain = load_config(DEFAULT, ["data.train=[{shards: a}, {shards: b}]"])
+    assert science_hash(weighted) != science_hash(plain)
+
+
+@pytest.mark.parametrize(
+    ("train", "messages"),
+    [
+        ("[{shards: a, wieght: 2}]", ["no setting 'data.train.wieght'", "'data.train.weight'?"]),
+        ("[{shards: a, weight: 0}]", ["data.train.weight: Input should be greater than 0"]),
+        ("[{shards: a, weight: .inf}]", ["data.train.weight: Input should be a finite number"]),
+        ("[{weight: 2}]", ["data.train.shards: Field required"]),
+        ("[{shards: a}, b]", ["data.train: ", "(given: 'b')"]),
+        ("5", ["data.train: Input should be a valid string (given: 5)"]),
+        ("{shards: a}", ["data.train: Input should be a valid string"]),
+    ],
+)
+def test_a_set_that_is_none_gets_one_answer(train: str, messages: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config(DEFAULT, [f"data.train={train}"])
+    said = str(caught.value)
+    assert all(message in said for message in messages)
+    assert ";" not in said and "<" not in said
+
+
+def test_a_subset_is_a_share_or_a_path() -> None:
+    for text, value in (("0.01", 0.01), ("1e-2", 0.01), ("1", 1.0), ("keys.txt", "keys.txt"),
+                        ("null", None)):  # fmt: skip
+        subset = load_config(DEFAULT, [f"data.subset={text}"]).data.subset
+        assert subset == value and type(subset) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.subset=0"], "data.subset is 0; expected a share of the images in (0, 1], or a"),
+        (["data.subset=1.5"], "data.subset is 1.5; expected"),
+        (["data.subset=-1"], "data.subset is -1; expected"),
+        (["data.stratified=true"], "data.stratified does nothing where data.subset is not"),
+        (["data.subset=keys.txt", "data.stratified=true"], "data.stratified does nothing"),
+        (["data.subset_seed=1"], "data.subset_seed does nothing where data.subset is not"),
+        (["data.heldout_fraction=0"], "data.heldout_fraction: Input should be greater than 0"),
+        (["data.heldout_fraction=1"], "data.heldout_fraction: Input should be less than 1"),
+        (
+            ["data.heldout_fraction=0.1", "data.heldout=shards/val"],
+            "data.heldout=shards/val names others; set one of them to null",
+        ),
+        (["data.max_bad_samples=1.5"], "data.max_bad_samples: Input should be less than or equal"),
+    ],
+)
+def test_choices_of_data_that_contradict(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config(DEFAULT, overrides)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("heldout", ["null", "embedded"])
+def test_a_held_out_fraction_stands_beside_the_default(heldout: str) -> None:
+    words = ["data.train=mine", "data.heldout_fraction=0.1", f"data.heldout={heldout}"]
+    assert load_config(DEFAULT, words).data.heldout_fraction == 0.1
+
+
+def test_a_setting_of_a_part_that_no_file_names_is_about_the_default_part() -> None:
+    config = load_config(ROOT / "configs" / "default.yaml", ["mask_at.filler=mean"])
+    assert (config.mask_at.name, config.mask_at.settings) == ("after_stem", {"filler": "mean"})
+    with pytest.raises(UserError, match="mask_at 'after_stem' takes no setting 'filler'"):
+        check_parts(config)

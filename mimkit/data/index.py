@@ -3,7 +3,6 @@
 import hashlib
 import zipfile
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ from numpy.typing import NDArray
 
 from mimkit.data._members import image_member, label_of, no_image
 from mimkit.data.manifest import check_shard
-from mimkit.data.tar import scan_tar
+from mimkit.data.tar import samples_of, scan_tar
 from mimkit.files import disk_errors, is_forbidden, replacing
 
 VERSION = 1
+_NUMBERS = ("num_without_image", "tar_size", "tar_mtime_ns")  # all else has one entry a sample
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +53,10 @@ def load_index(shard: Path, *, cache_dir: Path) -> ShardIndex:
         UserError: what `scan_tar` raises; no image in the shard; a label that is no number; another
             checksum or number of samples than the manifest says; no place to write the index.
     """
-    name = hashlib.blake2b(str(shard.absolute()).encode(), digest_size=16).hexdigest() + ".npz"
-    beside, cached = index_path(shard), cache_dir / "index" / name
+    beside, cached = index_paths(shard, cache_dir=cache_dir)
     for path in (beside, cached):
-        index = _read_index(path, shard)
-        if index is not None:
+        index = read_index(path)
+        if index is not None and is_fresh(index, shard):
             return index
     index = make_index(shard)
     check_shard(shard, num_samples=len(index))
@@ -77,11 +76,16 @@ def index_path(shard: Path) -> Path:
     return shard.with_name(shard.name + ".index.npz")
 
 
+def index_paths(shard: Path, *, cache_dir: Path) -> tuple[Path, Path]:
+    """The two places of an index: beside `shard`, and below `cache_dir`."""
+    name = hashlib.blake2b(str(shard.absolute()).encode(), digest_size=16).hexdigest() + ".npz"
+    return index_path(shard), cache_dir / "index" / name
+
+
 def make_index(shard: Path) -> ShardIndex:
     """Scans `shard`; nothing is written. Raises UserError as `load_index` does."""
     status = shard.stat()
-    groups = groupby(scan_tar(shard), key=lambda member: member.key)
-    samples = [{member.extension: member for member in group} for _, group in groups]
+    samples = samples_of(scan_tar(shard))
     with shard.open("rb", buffering=0) as file:
         found = [(image_member(s), label_of(s, fd=file.fileno(), shard=shard)) for s in samples]
     images = [(image, label) for image, label in found if image is not None]
@@ -105,8 +109,8 @@ def save_index(index: ShardIndex, path: Path) -> None:
         np.savez(file, version=np.int64(VERSION), **vars(index))
 
 
-def _read_index(path: Path, shard: Path) -> ShardIndex | None:
-    """None where there is no index, where it is damaged, or where the shard has changed since."""
+def read_index(path: Path) -> ShardIndex | None:
+    """The index at `path`, fresh or not; None where there is none, a damaged or an older one."""
     try:
         with path.open("rb") as file, zipfile.ZipFile(file):  # np.load leaks a damaged file
             file.seek(0)
@@ -115,10 +119,16 @@ def _read_index(path: Path, shard: Path) -> ShardIndex | None:
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         return None
     wanted = {*ShardIndex.__dataclass_fields__, "version"}
-    if set(fields) != wanted or int(fields.pop("version")) != VERSION:
+    if set(fields) != wanted or fields.pop("version").tolist() != VERSION:
         return None
-    fields |= {name: int(value) for name, value in fields.items() if value.ndim == 0}
-    index = ShardIndex(**fields)
+    numbers = {name: int(fields[name]) for name in _NUMBERS if fields[name].ndim == 0}
+    columns = {value.shape for name, value in fields.items() if name not in _NUMBERS}
+    if len(numbers) < len(_NUMBERS) or len(columns) != 1 or len(*columns) != 1:
+        return None
+    return ShardIndex(**fields | numbers)
+
+
+def is_fresh(index: ShardIndex, shard: Path) -> bool:
+    """Whether `shard` has the size and the time of change that it had when it was indexed."""
     status = shard.stat()
-    fresh = (index.tar_size, index.tar_mtime_ns) == (status.st_size, status.st_mtime_ns)
-    return index if fresh else None
+    return (index.tar_size, index.tar_mtime_ns) == (status.st_size, status.st_mtime_ns)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from PIL import Image
 
+from mimkit.data._kernels import Kernels
 from mimkit.data.decode import Pixels
 
 JITTERS = ("brightness", "contrast", "saturation")  # torchvision's order of the factors
@@ -17,13 +18,39 @@ _RAMP = Image.frombytes("L", (256, 1), bytes(range(256)))
 
 
 def jitter_crop(
-    pixels: Pixels, jitter: Sequence[tuple[str, float]], box: tuple[int, int, int, int]
+    pixels: Pixels,
+    jitter: Sequence[tuple[str, float]],
+    box: tuple[int, int, int, int],
+    *,
+    flip: bool,
+    kernels: Kernels | None,
 ) -> Pixels:
-    """RGB `pixels`, jittered by (operation, factor) in the order given, then cropped.
+    """RGB `pixels`, jittered by (operation, factor) in the order given, cropped, then mirrored.
 
     Args:
-        box: top, left, height, width.
+        box: top, left, height, width in `pixels`, before it is mirrored.
+        flip: whether it is.
+        kernels: of `load_kernels`; with None Pillow gives the same pixels.
     """
+    factors = dict(jitter)
+    if kernels is not None and len(factors) == len(jitter) == len(JITTERS):
+        top, left, height, width = box
+        order = list(factors)
+        crop = np.empty((height, width, 3), np.uint8)
+        kernels.jitter_crop(
+            np.ascontiguousarray(pixels), crop, top, left, flip,
+            *(order.index(name) for name in JITTERS), *(factors[name] for name in JITTERS),
+        )  # fmt: skip
+        return crop
+    return _with_pillow(pixels, jitter, box, flip)
+
+
+def _with_pillow(
+    pixels: Pixels,
+    jitter: Sequence[tuple[str, float]],
+    box: tuple[int, int, int, int],
+    flip: bool,
+) -> Pixels:
     top, left, height, width = box
     names = [name for name, _ in jitter]
     whole = names.index("contrast") if "contrast" in names else 0
@@ -32,6 +59,8 @@ def jitter_crop(
         image = _OPERATIONS[name](image, factor, 0)
     grey = _mean_grey(image) if "contrast" in names else 0
     image = image.crop((left, top, left + width, top + height))
+    if flip:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     for name, factor in jitter[whole:]:
         image = _OPERATIONS[name](image, factor, grey)
     return np.array(image)

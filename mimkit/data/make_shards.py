@@ -17,6 +17,7 @@ from mimkit.data._resume import Settings, State, alone_in, find_complete, load_s
 from mimkit.data.decode import DecodeError, decode_image, image_format
 from mimkit.data.image_folder import unique_keys
 from mimkit.data.patterns import UNFINISHED
+from mimkit.data.remote.catalogue import check_room
 from mimkit.data.sources.folder import FolderSource
 from mimkit.data.sources.shards import ShardSource
 from mimkit.data.writer import FAILURES, Failure, Item, write_failures, write_manifest, write_shard
@@ -98,7 +99,9 @@ def _open(src: str | Path, cache_dir: str | Path) -> FolderSource | ShardSource:
     path = Path(src).expanduser()
     if path.is_dir() and not any(path.glob("*.tar*")):
         return FolderSource(folder=path)
-    return ShardSource(shards=str(src), cache_dir=cache_dir, unique=False)
+    source = ShardSource(shards=str(src), cache_dir=cache_dir, unique=False)
+    check_room(source.tars, num=len(source.tars), why="all, since their samples are mixed")
+    return source
 
 
 def _write_shards(

@@ -35,14 +35,23 @@ def check_shard(shard: Path, *, num_samples: int) -> None:
     Raises:
         UserError: the SHA-256 or the number of samples differs.
     """
-    entry = _entry(shard)
-    expected = entry.get("sha256")
+    check_bytes(shard)
+    check_count(shard, num_samples=num_samples)
+
+
+def check_bytes(shard: Path) -> None:
+    """Raises UserError where the SHA-256 of `shard` is another than in manifest.json beside it."""
+    expected = shard_entry(shard).get("sha256")
     if isinstance(expected, str) and (found := sha256(shard)) != expected.lower():
         raise UserError(
             f"bad checksum: {shard} has SHA-256 {found}, but {MANIFEST} beside it says {expected}. "
             "The file is damaged or was replaced: fetch it again, or correct the manifest."
         )
-    samples = entry.get("samples")
+
+
+def check_count(shard: Path, *, num_samples: int) -> None:
+    """Raises UserError where manifest.json beside `shard` says another number of samples."""
+    samples = shard_entry(shard).get("samples")
     if isinstance(samples, int) and samples != num_samples:
         raise UserError(
             f"{shard} holds {num_samples} images, but {MANIFEST} beside it says {samples} samples. "
@@ -50,7 +59,8 @@ def check_shard(shard: Path, *, num_samples: int) -> None:
         )
 
 
-def _entry(shard: Path) -> dict[str, Any]:
+def shard_entry(shard: Path) -> dict[str, Any]:
+    """What manifest.json beside `shard` says of it; empty where it does not name it."""
     entries = read_manifest(shard.parent).get("shards")
     for entry in entries if isinstance(entries, list) else []:
         if isinstance(entry, dict) and entry.get("shard") == shard.name:

@@ -1,5 +1,10 @@
 """The order of samples: a pure function of (seed, epoch), and an endless stream of positions."""
 
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -7,36 +12,81 @@ from mimkit.errors import UserError
 from mimkit.random import Purpose, generator
 
 
+class WeightedSet(NamedTuple):
+    """Samples `first` to `last` - 1 of a source; an epoch has each of them `weight` times.
+
+    That is floor(weight) times each, and `num_extra` of them once more, others in every epoch.
+    """
+
+    first: int
+    last: int
+    weight: float = 1.0
+
+    @property
+    def copies(self) -> int:
+        return math.floor(self.weight)
+
+    @property
+    def num_extra(self) -> int:
+        return round((self.weight - self.copies) * (self.last - self.first))
+
+    @property
+    def num_drawn(self) -> int:
+        """In an epoch; the same in all of them."""
+        return self.copies * (self.last - self.first) + self.num_extra
+
+
+class Place(NamedTuple):
+    """What stands at one position of the stream."""
+
+    epoch: int
+    sample: int
+    copy: int  # 0, 1, ...: which time this epoch has the sample
+
+
 class Order:
-    """Position p of the stream is sample `epoch_order(p // N)[p % N]`; every epoch has each once.
+    """Position p of the stream is place p % N of epoch p // N; every epoch has each sample once.
 
     The shards of an epoch are permuted and taken `window` at a time; the samples of a window are
     permuted. A window that holds all shards is a full shuffle; a small one reads only a few files
     at a time, which matters on spinning disks and network file systems.
 
     Args:
-        groups: bounds of the shards, 0, ..., N (see `Source.groups`).
+        groups: bounds of the shards, 0, ..., number of samples (see `Source.groups`).
         seed: with the epoch, the key of the permutation.
         window: shards that are mixed with each other.
+        sets: how often an epoch has which samples, where that is not once; bounds of sets are
+            bounds of shards.
     """
 
-    def __init__(self, *, groups: NDArray[np.int64], seed: int, window: int) -> None:
+    def __init__(
+        self,
+        *,
+        groups: NDArray[np.int64],
+        seed: int,
+        window: int,
+        sets: Sequence[WeightedSet] | None = None,
+    ) -> None:
         if window < 1:
             raise UserError(f"data.window is {window}; expected the number of shards to mix, >= 1.")
         self._groups, self._seed, self._window = groups, seed, window
+        self._num_samples = int(groups[-1])
+        self._sets = [WeightedSet(0, self._num_samples)] if sets is None else list(sets)
+        self._length = sum(part.num_drawn for part in self._sets)
         self._epochs: dict[int, NDArray[np.int64]] = {}
 
     def __len__(self) -> int:
-        """Samples in an epoch."""
-        return int(self._groups[-1])
+        """Places in an epoch."""
+        return self._length
 
-    def locate(self, position: int) -> tuple[int, int]:
-        """(epoch, number of the sample) at `position` >= 0 of the endless stream."""
+    def locate(self, position: int) -> Place:
+        """What stands at `position` >= 0 of the endless stream."""
         epoch, place = divmod(position, len(self))
-        return epoch, int(self.epoch_order(epoch)[place])
+        copy, sample = divmod(int(self.epoch_order(epoch)[place]), self._num_samples)
+        return Place(epoch, sample, copy)
 
     def epoch_order(self, epoch: int) -> NDArray[np.int64]:
-        """The permutation of `epoch`; the last two that were asked for are kept."""
+        """For each place `sample + copy * number of samples`; the last two epochs are kept."""
         if epoch not in self._epochs:
             kept = {e: order for e, order in self._epochs.items() if e == epoch - 1}
             self._epochs = {**kept, epoch: self._permute(epoch)}
@@ -44,12 +94,31 @@ class Order:
 
     def _permute(self, epoch: int) -> NDArray[np.int64]:
         rng = generator(Purpose.ORDER, seed=self._seed, epoch=epoch)
-        shards = rng.permutation(len(self._groups) - 1)
+        shards = self._shards(epoch)
+        turns = rng.permutation(len(shards))
         windows = []
-        for first in range(0, len(shards), self._window):
-            chosen = shards[first : first + self._window]
-            spans = [np.arange(self._groups[s], self._groups[s + 1]) for s in chosen]
-            samples = np.concatenate(spans)
+        for first in range(0, len(turns), self._window):
+            samples = np.concatenate([shards[s] for s in turns[first : first + self._window]])
             rng.shuffle(samples)
             windows.append(samples)
         return np.concatenate(windows)
+
+    def _shards(self, epoch: int) -> list[NDArray[np.int64]]:
+        """The entries of `epoch_order` that come from each shard."""
+        shards, n = [], self._num_samples
+        for number, part in enumerate(self._sets):
+            bounds = self._groups[(part.first <= self._groups) & (self._groups <= part.last)]
+            extra = self._extra(epoch, number)
+            extras = np.split(extra, np.searchsorted(extra, bounds[1:-1]))
+            for (first, last), once_more in zip(pairwise(bounds), extras, strict=True):
+                copies = [np.arange(first, last) + copy * n for copy in range(part.copies)]
+                shards.append(np.concatenate([*copies, once_more + part.copies * n]))
+        return shards
+
+    def _extra(self, epoch: int, number: int) -> NDArray[np.int64]:
+        """The samples of a set that this epoch has once more, sorted."""
+        part = self._sets[number]
+        # sample 0 of this purpose is the order itself
+        rng = generator(Purpose.ORDER, seed=self._seed, epoch=epoch, sample=1 + number)
+        chosen = rng.choice(part.last - part.first, part.num_extra, replace=False)
+        return part.first + np.sort(chosen)

@@ -1,21 +1,19 @@
-"""What a user writes for `shards` -> a list of tars that exist."""
+"""What a user writes for `shards` -> a list of tars: paths that exist, and addresses."""
 
 import glob
-import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import braceexpand
-
+from mimkit.data.braces import expand_braces
+from mimkit.data.remote.urls import expand_url, is_url
 from mimkit.errors import UserError
 
 UNFINISHED = "unfinished.json"  # lies in a folder of shards that make_shards has not completed
-_URL = re.compile(r"^(pipe:|[A-Za-z][A-Za-z0-9+.-]*://)")
 
 
 def expand_shards(shards: str | Sequence[str]) -> list[Path]:
-    """The tars that `shards` names: paths, folders, globs, brace patterns, or a list of these.
+    """The local tars that `shards` names: paths, folders, globs, brace patterns, or a list.
 
     A folder means all its *.tar, sorted; `{0000..0012}` counts with leading zeros; a path that
     exists is taken as it is, whatever characters it holds.
@@ -23,35 +21,47 @@ def expand_shards(shards: str | Sequence[str]) -> list[Path]:
     Raises:
         UserError: a URL; missing files (all named); nothing found; a tar named twice.
     """
+    for pattern in [shards] if isinstance(shards, str) else shards:
+        if is_url(pattern):
+            raise UserError(f"'{pattern}' is no local path; shards are wanted here that are.")
+    return [place for place in expand_places(shards) if isinstance(place, Path)]
+
+
+def expand_places(shards: str | Sequence[str]) -> list[Path | str]:
+    """Local tars as in `expand_shards`, and addresses, which stay text, in the order given.
+
+    Raises:
+        UserError: as in `expand_shards`, or an address that `check_url` refuses. Whether others
+            exist is for their server to say.
+    """
     patterns = [shards] if isinstance(shards, str) else list(shards)
     if not patterns or not all(patterns):
         raise UserError(
-            "the name of the shards is empty; expected a tar, a folder of tars, a glob, or a "
-            "pattern such as train-{0000..0012}.tar (data.train, data.heldout)."
+            "the name of the shards is empty; expected a tar, a folder of tars, a glob, a pattern "
+            "such as train-{0000..0012}.tar, or an address (data.train, data.heldout)."
         )
     names = [name for pattern in patterns for name in _braces(pattern)]
-    missing = [name for name in names if not _has_glob(name) and not Path(name).exists()]
+    local = [name for name in names if not is_url(name)]
+    missing = [name for name in local if not _has_glob(name) and not Path(name).exists()]
     if missing:
         raise UserError(_missing(missing, len(names)))
-    paths = [path for name in names for path in _expand(name)]
-    twice = [str(path) for path, count in Counter(paths).items() if count > 1]
+    places = [place for name in names for place in ([name] if is_url(name) else _expand(name))]
+    twice = [str(place) for place, count in Counter(places).items() if count > 1]
     if twice:
         raise UserError(f"the shards {', '.join(twice[:3])} are named more than once.")
-    return paths
+    return places
 
 
 def _braces(pattern: str) -> list[str]:
-    if _URL.match(pattern) or "::" in pattern:
-        raise UserError(
-            f"'{pattern}' is no local path; shards must be fetched before they are read."
-        )
+    if is_url(pattern):
+        return expand_url(pattern)
     pattern = str(Path(pattern).expanduser())
     if Path(pattern).exists() or "{" not in pattern:
         return [pattern]
-    try:
-        return list(braceexpand.braceexpand(pattern, escape=False))
-    except ValueError as error:
-        raise UserError(f"the braces of '{pattern}' do not match.") from error
+    names = expand_braces(pattern)
+    if hidden := [name for name in names if is_url(name)]:
+        raise UserError(f"'{pattern}' stands for '{hidden[0]}', which is refused: it is no path.")
+    return names
 
 
 def _has_glob(name: str) -> bool:

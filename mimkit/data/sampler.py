@@ -1,13 +1,16 @@
 """Which samples make up the micro-batches of one rank: arithmetic on positions, no state."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from mimkit.data.order import Order
+from mimkit.data._shares import divide
+from mimkit.data.order import Order, WeightedSet
 
 
 class Slot(NamedTuple):
@@ -15,7 +18,12 @@ class Slot(NamedTuple):
 
     epoch: int
     sample: int
+    copy: int = 0  # which time this epoch has the sample, see `Order`
     is_padding: bool = False
+
+    def row(self, num_samples: int) -> int:
+        """One number for sample and copy: what views and masks are keyed by, and token banks."""
+        return self.sample + self.copy * num_samples
 
 
 MicroBatch = list[Slot]
@@ -49,20 +57,28 @@ class TrainSampler(Sampler[MicroBatch]):
 
 
 class EvalSampler(Sampler[MicroBatch]):
-    """Samples 0..num_samples-1 once over all ranks, in equally many full batches on each.
+    """Each of `samples` once over all ranks, in equally many full batches on each.
 
     What is left of the last batches is filled with samples marked as padding.
     """
 
-    def __init__(self, *, num_samples: int, share: Share) -> None:
-        self._num_samples, self._share = num_samples, share
+    def __init__(self, *, samples: NDArray[np.int64], share: Share) -> None:
+        self._samples, self._share = samples, share
 
     def __len__(self) -> int:
-        return math.ceil(self._num_samples / (self._share.batch_size * self._share.world))
+        return math.ceil(len(self._samples) / (self._share.batch_size * self._share.world))
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        n = self._num_samples
+        n = len(self._samples)
         for k in range(len(self)):
             first = self._share.start(k)
             places = range(first, first + self._share.batch_size)
-            yield [Slot(0, place % n, is_padding=place >= n) for place in places]
+            yield [Slot(0, int(self._samples[p % n]), is_padding=p >= n) for p in places]
+
+
+def first_samples(sets: Sequence[WeightedSet], limit: int) -> NDArray[np.int64]:
+    """The first `limit` samples, all if there are fewer; of several sets, each its share."""
+    sizes = [part.last - part.first for part in sets]
+    counts = divide(min(limit, sum(sizes)), sizes)
+    spans = zip(sets, counts, strict=True)
+    return np.concatenate([np.arange(part.first, part.first + count) for part, count in spans])

@@ -5,12 +5,20 @@ on with fewer samples. This scan looks at every header, at the end blocks and at
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from mimkit.data._tar_header import BLOCK, Header, damaged, parse_header, pax, text
-from mimkit.errors import UserError
+from mimkit.data._tar_header import (
+    BLOCK,
+    Header,
+    TarError,
+    damaged,
+    parse_header,
+    pax,
+    text,
+)
 
 _ZEROS = bytes(BLOCK)
 # tar pads to 10 kB by default; a longer run of zeros is a download that reserved its space.
@@ -34,6 +42,14 @@ _COMPRESSED = {
 }
 
 
+class File(NamedTuple):
+    """A regular file in a tar, under the name that it has there."""
+
+    name: str
+    offset: int  # of the data, in bytes
+    size: int  # of the data, in bytes
+
+
 class Member(NamedTuple):
     """One file of a sample: `KEY.EXTENSION`, split at the first dot of the base name."""
 
@@ -50,39 +66,58 @@ def scan_tar(path: Path) -> list[Member]:
     as webdataset does; the members of one key must be neighbours.
 
     Raises:
-        UserError: the file is compressed, cut, has a hole or a damaged header, holds links or
+        TarError: the file is compressed, cut, has a hole or a damaged header, holds links or
             devices, or the same name twice.
     """
+    return members_of(list_files(path), path)
+
+
+def list_files(path: Path) -> list[File]:
+    """Every regular file in the tar at `path`. Raises TarError as `scan_tar` does."""
     try:
         with path.open("rb", buffering=0) as file:
-            members = list(_members(file.fileno(), path))
+            return list(_files(file.fileno(), path))
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise TarError(
+            f"{path} cannot be read: {error.strerror or error}.", trouble="unreadable"
+        ) from error
+
+
+def members_of(files: Iterable[File], path: Path) -> list[Member]:
+    """Those of `files` that belong to samples. Raises TarError for doubles, see `scan_tar`."""
+    members = [member for file in files if (member := _split(file)) is not None]
     _check_neighbours(members, path)
     return members
 
 
-def _members(fd: int, path: Path) -> Iterator[Member]:
+def samples_of(members: Iterable[Member]) -> list[dict[str, Member]]:
+    """The members of each sample by extension, in order."""
+    groups = groupby(members, key=lambda member: member.key)
+    return [{member.extension: member for member in group} for _, group in groups]
+
+
+def _files(fd: int, path: Path) -> Iterator[File]:
     long_name, long_size = "", None
     for header, data in _headers(fd, path):
         if header.kind in _REGULAR:
             size = header.size if long_size is None else long_size
-            member = _split(long_name or header.name, data, size)
-            if member is not None:
-                yield member
+            yield File(long_name or header.name, data, size)
             long_name, long_size = "", None
         elif header.kind == b"L":
-            long_name = text(_record(fd, header, data, path).split(b"\0")[0], path)
+            record = _record(fd, header, data, path)
+            long_name = text(record.split(b"\0")[0], path, offset=data)
         elif header.kind == b"x":
-            name, long_size = pax(_record(fd, header, data, path), path)
+            name, long_size = pax(_record(fd, header, data, path), path, offset=data)
             long_name = name or long_name
         elif header.kind in _PASSED_OVER:
             long_name, long_size = ("", None) if header.kind == b"5" else (long_name, long_size)
         else:
             what = _REFUSED.get(header.kind, f"a member of unknown kind {header.kind!r}")
-            raise UserError(
+            raise TarError(
                 f"{path}: '{header.name}' is {what}; a shard may hold regular files only. "
-                "Write it again with tools/make_shards.py."
+                "Write it again with tools/make_shards.py.",
+                trouble="refused_member",
+                offset=data - BLOCK,
             )
 
 
@@ -94,53 +129,62 @@ def _headers(fd: int, path: Path) -> Iterator[tuple[Header, int]]:
         if offset == 0:
             _check_start(block, path)
         if len(block) < BLOCK:
-            raise damaged(path, f"it stops at byte {end} without end blocks", "cut short")
+            raise damaged(
+                path, f"it stops at byte {end} without end blocks", "cut short", offset=end
+            )
         if block == _ZEROS:
             _check_end(fd, offset, end, path)
             return
         header, data = parse_header(block, offset=offset, path=path), offset + BLOCK
         size = header.size if pax_size is None else pax_size
         if data + size > end:
-            raise damaged(path, f"'{header.name}' at byte {offset} runs past the end", "cut short")
+            found = f"'{header.name}' at byte {offset} runs past the end"
+            raise damaged(path, found, "cut short", offset=offset)
         yield header, data
         is_pax = header.kind == b"x"
-        pax_size = pax(_record(fd, header, data, path), path)[1] if is_pax else None
+        pax_size = pax(_record(fd, header, data, path), path, offset=data)[1] if is_pax else None
         offset = data + -(-size // BLOCK) * BLOCK
 
 
 def _check_start(block: bytes, path: Path) -> None:
     if not block:
-        raise UserError(f"{path} is empty (0 bytes); expected a tar of samples.")
+        raise TarError(
+            f"{path} is empty (0 bytes); expected a tar of samples.", trouble="not_a_tar", offset=0
+        )
     for magic, (name, command) in _COMPRESSED.items():
         if block.startswith(magic):
-            raise UserError(
+            raise TarError(
                 f"{path} is compressed with {name}; shards are read by offset and must be plain "
-                f"tars. Unpack it once: {command} {path}"
+                f"tars. Unpack it once: {command} {path}",
+                trouble="not_a_tar",
+                offset=0,
             )
 
 
 def _check_end(fd: int, offset: int, end: int, path: Path) -> None:
     """At `offset` stands a block of zeros: an end of archive has two, and only zeros after."""
     if os.pread(fd, BLOCK, offset + BLOCK) != _ZEROS:
-        raise damaged(path, f"a hole at byte {offset}, not an end of archive")
+        raise damaged(path, f"a hole at byte {offset}, not an end of archive", offset=offset)
     if end - offset > _LONGEST_PADDING and not os.pread(fd, _LONGEST_PADDING, offset).strip(b"\0"):
-        raise damaged(path, f"it ends in {end - offset} zero bytes", "not fully downloaded")
+        found = f"it ends in {end - offset} zero bytes"
+        raise damaged(path, found, "not fully downloaded", offset=offset)
     if os.pread(fd, end - offset, offset).strip(b"\0"):
-        raise damaged(path, f"data after the end of archive at byte {offset}", "two tars in one")
+        found = f"data after the end of archive at byte {offset}"
+        raise damaged(path, found, "two tars in one", offset=offset)
 
 
 def _record(fd: int, header: Header, data: int, path: Path) -> bytes:
     if header.size > _LONGEST_NAME_RECORD:
-        raise damaged(path, f"a name of {header.size} bytes at byte {data}")
+        raise damaged(path, f"a name of {header.size} bytes at byte {data}", offset=data)
     return os.pread(fd, header.size, data)
 
 
-def _split(name: str, offset: int, size: int) -> Member | None:
-    folder, slash, base = name.removeprefix("./").rpartition("/")
+def _split(file: File) -> Member | None:
+    folder, slash, base = file.name.removeprefix("./").rpartition("/")
     stem, _, extension = base.partition(".")
     if not (stem and extension):
         return None
-    return Member(folder + slash + stem, extension.lower(), offset, size)
+    return Member(folder + slash + stem, extension.lower(), file.offset, file.size)
 
 
 def _check_neighbours(members: list[Member], path: Path) -> None:
@@ -151,13 +195,19 @@ def _check_neighbours(members: list[Member], path: Path) -> None:
             current = member.key
             extensions.clear()
         if current in closed:
-            raise UserError(
+            raise TarError(
                 f"{path}: the members of sample '{current}' do not lie together. Sort the tar "
-                "(tar --sort=name) or write it again with tools/make_shards.py."
+                "(tar --sort=name) or write it again with tools/make_shards.py.",
+                trouble="duplicate_key",
+                offset=member.offset,
+                key=current,
             )
         if member.extension in extensions:
-            raise UserError(
+            raise TarError(
                 f"{path} holds '{current}.{member.extension}' twice. Keys must be unique; write "
-                "it again with tools/make_shards.py."
+                "it again with tools/make_shards.py.",
+                trouble="duplicate_key",
+                offset=member.offset,
+                key=current,
             )
         extensions.add(member.extension)

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from mimkit.batch import Views
+from mimkit.data._kernels import Kernels, load_kernels
 from mimkit.data.decode import MAX_PIXELS, Exif, Pixels, decode_image
 from mimkit.data.jitter import JITTERS, jitter_crop
 from mimkit.data.resize import Interpolation, resize
@@ -39,8 +41,8 @@ class TwoViews:
     """BEiT's pretraining transform.
 
     Args:
-        image_size: side of the encoder's view, pixels.
-        token_size: side of the tokenizer's view, pixels.
+        image_size: side of the encoder's view, pixels; None leaves it empty (3 x 0 x 0).
+        token_size: side of the tokenizer's view, pixels; None leaves it empty.
         jitter: brightness, contrast and saturation factors are uniform in 1 - jitter .. 1 + jitter.
         crop_scale: area of the crop as a share of the image's.
         crop_ratio: width / height of the crop; log-uniform.
@@ -48,8 +50,8 @@ class TwoViews:
         exif: see `decode_image`.
     """
 
-    image_size: int
-    token_size: int
+    image_size: int | None
+    token_size: int | None
     jitter: float = 0.4
     crop_scale: tuple[float, float] = (0.08, 1.0)
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -62,23 +64,25 @@ class TwoViews:
     def __call__(self, encoded: bytes, rng: Rng) -> Views:
         """Raises DecodeError."""
         pixels = decode_image(encoded, max_pixels=self.max_pixels, exif=self.exif)
-        return self.render(pixels, self.draw(pixels.shape[0], pixels.shape[1], rng))
+        drawing = self.draw(pixels.shape[0], pixels.shape[1], rng)
+        return self.render(pixels, drawing, load_kernels())
 
     def draw(self, height: int, width: int, rng: Rng) -> Drawing:
         """Draws in this order: order of the jitters, their three factors, flip, box."""
-        order = rng.permutation(len(JITTERS))
+        order = rng.permutation(len(JITTERS)).tolist()
+        *shares, flip = rng.random(len(JITTERS) + 1).tolist()
         low, high = max(0.0, 1 - self.jitter), 1 + self.jitter
-        factors = rng.uniform(low, high, len(JITTERS))
-        jitter = tuple((JITTERS[i], float(factors[i])) for i in order) if self.jitter else ()
-        flip = bool(rng.random() < self.flip)
-        return Drawing(jitter, flip, self._draw_box(height, width, rng))
+        jitter = tuple((JITTERS[i], _between(low, high, shares[i])) for i in order)
+        box = self._draw_box(height, width, rng)
+        return Drawing(jitter if self.jitter else (), flip < self.flip, box)
 
     def _draw_box(self, height: int, width: int, rng: Rng) -> Box:
         """torchvision's RandomResizedCrop.get_params: ten tries, then the largest central crop."""
         narrow, wide = (math.log(ratio) for ratio in self.crop_ratio)
         for _ in range(10):
-            area = height * width * rng.uniform(*self.crop_scale)
-            ratio = math.exp(rng.uniform(narrow, wide))
+            size, shape = rng.random(2).tolist()
+            area = height * width * _between(*self.crop_scale, size)
+            ratio = math.exp(_between(narrow, wide, shape))
             h, w = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
             if 0 < h <= height and 0 < w <= width:
                 top, left = rng.integers(height - h + 1), rng.integers(width - w + 1)
@@ -88,29 +92,40 @@ class TwoViews:
         h, w = max(h, 1), max(w, 1)
         return (height - h) // 2, (width - w) // 2, h, w
 
-    def render(self, pixels: Pixels, drawing: Drawing) -> Views:
-        """The views that `drawing` describes of RGB `pixels`."""
+    def render(self, pixels: Pixels, drawing: Drawing, kernels: Kernels | None) -> Views:
+        """The views that `drawing` describes of RGB `pixels`; the same with and without kernels."""
+        return self.resize(self.crop(pixels, drawing, kernels), kernels)
+
+    def crop(self, pixels: Pixels, drawing: Drawing, kernels: Kernels | None) -> Pixels:
+        """Jittered, flipped and cropped, at full resolution."""
         top, left, height, width = drawing.box
         if drawing.flip:  # cropping first is the same and moves fewer pixels
             left = pixels.shape[1] - left - width
-        crop = jitter_crop(pixels, drawing.jitter, (top, left, height, width))
-        if drawing.flip:
-            crop = crop[:, ::-1].copy()  # torch takes no negative strides
+        box = (top, left, height, width)
+        return jitter_crop(pixels, drawing.jitter, box, flip=drawing.flip, kernels=kernels)
+
+    def resize(self, crop: Pixels, kernels: Kernels | None) -> Views:
+        """Both views of one crop."""
         return Views(
-            resize(crop, self.image_size, self.image_interpolation),
-            resize(crop, self.token_size, self.token_interpolation),
+            _render(crop, self.image_size, self.image_interpolation, kernels),
+            _render(crop, self.token_size, self.token_interpolation, kernels),
         )
+
+
+def _between(low: float, high: float, share: float) -> float:
+    """numpy's arithmetic of `rng.uniform(low, high)`, where `share` is its `rng.random()`."""
+    return low + (high - low) * share
 
 
 @dataclass(frozen=True, kw_only=True)
 class CenterView:
     """The view for evaluation: the largest central square, resized; nothing is drawn.
 
-    Both views show the same square, as both views of `TwoViews` show the same box. Without
-    `token_size` the token view is empty (3 x 0 x 0).
+    Both views show the same square, as both views of `TwoViews` show the same box. A view without a
+    size is empty (3 x 0 x 0).
     """
 
-    image_size: int
+    image_size: int | None
     token_size: int | None = None
     image_interpolation: Interpolation = "bicubic"
     token_interpolation: Interpolation = "lanczos"
@@ -123,7 +138,15 @@ class CenterView:
         side = min(pixels.shape[:2])
         top, left = ((length - side) // 2 for length in pixels.shape[:2])
         square = pixels[top : top + side, left : left + side]
-        token_view = torch.empty((3, 0, 0), dtype=torch.uint8)
-        if self.token_size is not None:
-            token_view = resize(square, self.token_size, self.token_interpolation)
-        return Views(resize(square, self.image_size, self.image_interpolation), token_view)
+        return Views(
+            _render(square, self.image_size, self.image_interpolation, None),
+            _render(square, self.token_size, self.token_interpolation, None),
+        )
+
+
+def _render(
+    pixels: Pixels, size: int | None, interpolation: Interpolation, kernels: Kernels | None
+) -> Tensor:
+    if size is None:
+        return torch.empty((3, 0, 0), dtype=torch.uint8)
+    return resize(pixels, size, interpolation, kernels)

@@ -2,7 +2,8 @@
 
 A checkpoint is a folder `step-00000500` that is renamed into place when it is complete:
 `model.safetensors` (fp32 weights and buffers), `optimizer.safetensors` (AdamW's moments) and
-`state.json` (updates, data position, sizes and hashes of the other two). Nothing in it is pickled.
+`state.json` (updates, data position, count of bad samples, sizes and hashes of the other two).
+Nothing in it is pickled.
 """
 
 import json
@@ -30,6 +31,7 @@ class Checkpoint:
     position: int  # samples consumed: the only state of the data
     weights: Mapping[str, Tensor]
     moments: Mapping[str, Tensor]
+    bad_samples: int = 0  # that others stood in for, over all ranks
 
 
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
@@ -51,7 +53,7 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
             (temporary / name).chmod(0o644)  # safetensors makes it readable for its owner only
         files = {name: _describe(temporary / name) for name in _FILES}
         state = {"format": FORMAT, "updates": checkpoint.updates, "position": checkpoint.position,
-                 "files": files}  # fmt: skip
+                 "bad_samples": checkpoint.bad_samples, "files": files}  # fmt: skip
         (temporary / "state.json").write_text(json.dumps(state, indent=2), encoding="utf-8")
     for old in _folders(folder)[:-keep]:
         shutil.rmtree(old)
@@ -83,6 +85,7 @@ def load(path: Path) -> Checkpoint:
         position=state["position"],
         weights=load_file(path / _FILES[0]),
         moments=load_file(path / _FILES[1]),
+        bad_samples=state.get("bad_samples", 0),
     )
 
 

@@ -11,6 +11,8 @@ import torch
 
 from mimkit.batch import Batch
 from mimkit.errors import UserError
+from mimkit.train.bad_samples import NAME as BAD_SAMPLES
+from mimkit.train.bad_samples import BadSamples
 from mimkit.train.metrics import Meter, Recorder
 from mimkit.train.optimizer import set_learning_rate
 from mimkit.train.runtimes import Runtime
@@ -69,16 +71,18 @@ def train(
     hooks: Sequence[Hook],
     recorder: Recorder | None,
     after_update: Callable[[int], None] | None = None,
+    bad_samples: BadSamples | None = None,
 ) -> float:
     """Updates number `start` + 1 to `plan.steps`; returns the mean images per second, all ranks.
 
     `after_update` is part of the update (a weight average); hooks are not, and their time does not
     count. Means of the step's sums go to `recorder` (rank 0's) every `plan.log_every` updates and
     before hooks: so a checkpoint is never one of lost weights, and no mean spans a checkpoint,
-    which makes the lines after a resume those of an uninterrupted run.
+    which makes the lines after a resume those of an uninterrupted run. `bad_samples` are counted
+    with them.
 
     Raises:
-        UserError: the loss or the gradient is no longer finite.
+        UserError: the loss or the gradient is no longer finite; too many samples were bad.
     """
     meter, clock = Meter(), _Clock()
     with contextlib.ExitStack() as on_error:
@@ -100,7 +104,8 @@ def train(
                 recorder.advance(1)
             due = [hook for hook in hooks if done == plan.steps or done % hook.every == 0]
             if due or done in (1, plan.steps) or done % plan.log_every == 0:
-                values = _finite(meter.means(runtime.sum), runtime, done)
+                means = _means(meter, runtime, bad_samples, drawn=done * plan.batch_size)
+                values = _finite(means, runtime, done)
                 values["lr"] = lr
                 if rate := clock.recent_rate():  # there is none yet after the first update
                     values["images_per_second"] = rate
@@ -114,6 +119,20 @@ def train(
 def _moment(runtime: Runtime, plan: Plan, updates: int, micro: int) -> Moment:
     first = (micro * runtime.world + runtime.rank) * plan.micro_batch
     return Moment(updates, slice(first, first + plan.micro_batch))
+
+
+def _means(
+    meter: Meter, runtime: Runtime, bad_samples: BadSamples | None, *, drawn: int
+) -> dict[str, float]:
+    """The means of all ranks and, where they are counted, the bad samples of the run."""
+    if bad_samples is None:
+        return meter.means(runtime.sum)
+    meter.add(bad_samples.news(runtime.device))
+    totals = meter.totals(runtime.sum)
+    news, _ = totals.pop(BAD_SAMPLES)
+    bad_samples.settle(news, drawn=drawn)
+    means = {name: total / count for name, (total, count) in totals.items()}
+    return {**means, BAD_SAMPLES: bad_samples.total}
 
 
 def _run_hooks(due: Sequence[Hook], done: int, *, clock: "_Clock") -> None:

@@ -29,6 +29,11 @@ class Meter:
 
     def means(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """The means over everything added, on all ranks; the meter is empty afterwards."""
+        totals = self.totals(sum_over_ranks).items()
+        return {name: total / count for name, (total, count) in totals}
+
+    def totals(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> dict[str, tuple[float, float]]:
+        """(sum, count) of everything added, on all ranks; the meter is empty afterwards."""
         if not self._sums:
             return {}
         names = sorted(self._sums)
@@ -37,9 +42,7 @@ class Meter:
         counts = torch.tensor([self._counts[name] for name in names], device=device).double()
         totals, counts = sum_over_ranks(torch.stack([totals, counts])).tolist()
         self._sums, self._counts = {}, {}
-        return {
-            name: total / count for name, total, count in zip(names, totals, counts, strict=True)
-        }
+        return dict(zip(names, zip(totals, counts, strict=True), strict=True))
 
 
 class Recorder:
@@ -89,6 +92,8 @@ class Recorder:
                 self._board.add_scalar(f"{kind}/{name}", value, step)
         if kind == "train":
             shown = {"loss": "{:.3f}", "accuracy": "{:.3f}", "images_per_second": "{:.0f}/s"}
+            if values.get("substituted_samples"):
+                shown["substituted_samples"] = "{:.0f}"
             self._bar.set_postfix_str(
                 " ".join(f"{k.split('_')[0]}={f.format(values[k])}"
                          for k, f in shown.items() if k in values)

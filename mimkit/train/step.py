@@ -26,9 +26,15 @@ def predict(
     std: Sequence[float],
     keep_LB2R: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """predicted_MV in fp32 and target_M: the masked patches of the batch, image by image."""
-    with torch.no_grad():
-        target_M = tokenizer.encode(to_unit(batch.token_view_BChw))[batch.mask_BN]
+    """predicted_MV in fp32 and target_M: the masked patches of the batch, image by image.
+
+    Targets are the batch's tokens where it has some out of a bank.
+    """
+    if batch.token_BN.numel():
+        target_M = batch.token_BN[batch.mask_BN].long()
+    else:
+        with torch.no_grad():
+            target_M = tokenizer.encode(to_unit(batch.token_view_BChw))[batch.mask_BN]
     image_BCHW = normalise(batch.patch_view_BCHW, mean=mean, std=std)
     return model(image_BCHW, batch.mask_BN, keep_LB2R).float(), target_M
 

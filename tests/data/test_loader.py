@@ -1,7 +1,8 @@
-"""Who computes a batch does not change it."""
+"""What a batch holds, and what happens to samples that are bad. That batches are exact, whoever
+computes them, is in test_exactness.py."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,19 +12,21 @@ import pytest
 import torch
 
 from mimkit.batch import Batch, Views
-from mimkit.data.loader import PADDING, eval_loader, train_loader
+from mimkit.data.loader import BatchLoader, OnBadSample, train_loader
+from mimkit.data.order import Order
+from mimkit.data.sources import Source
+from mimkit.data.sources.folder import FolderSource
 from mimkit.data.sources.shards import ShardSource
-from mimkit.data.views import CenterView, TwoViews
+from mimkit.data.views import TwoViews
 from mimkit.data.writer import Item, write_shard
 from mimkit.errors import UserError
-from mimkit.random import Rng
+from mimkit.random import Purpose, Rng, generator
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
 ]
 VIEWS = TwoViews(image_size=32, token_size=16)
-STEPS = 8  # of 6 samples: crosses the end of the epoch of 20 twice, inside a batch
 
 
 def mask(rng: Rng) -> np.ndarray:
@@ -36,7 +39,7 @@ def source(shard_folder: Path) -> ShardSource:
 
 
 def stream(
-    source: ShardSource,
+    source: Source,
     *,
     batch_size: int = 6,
     rank: int = 0,
@@ -45,20 +48,20 @@ def stream(
     workers: int = 0,
     seed: int = 3,
     window: int = 2,
-) -> Iterator[Batch]:
-    return iter(
-        train_loader(
-            source=source,
-            views=VIEWS,
-            mask=mask,
-            seed=seed,
-            batch_size=batch_size,
-            rank=rank,
-            world=world,
-            position=position,
-            window=window,
-            workers=workers,
-        )
+    on_bad_sample: OnBadSample = "raise",
+) -> BatchLoader:
+    return train_loader(
+        source=source,
+        views=VIEWS,
+        mask=mask,
+        seed=seed,
+        batch_size=batch_size,
+        rank=rank,
+        world=world,
+        position=position,
+        window=window,
+        workers=workers,
+        on_bad_sample=on_bad_sample,
     )
 
 
@@ -68,23 +71,12 @@ def hashes(batch: Batch) -> list[str]:
     return [hashlib.sha1(b"".join(f.tobytes() for f in fields)).hexdigest() for fields in samples]
 
 
-def fingerprints(batches: Iterator[Batch], num_batches: int) -> list[str]:
+def fingerprints(batches: Iterable[Batch], num_batches: int) -> list[str]:
     return [sample for batch in islice(batches, num_batches) for sample in hashes(batch)]
 
 
-@pytest.fixture
-def expected(source: ShardSource) -> list[str]:
-    return fingerprints(stream(source), STEPS)
-
-
-def test_an_epoch_has_every_sample_once(source: ShardSource) -> None:
-    index = torch.cat([batch.index_B for batch in islice(stream(source, batch_size=5), 8)])
-    assert sorted(index[:20].tolist()) == sorted(index[20:].tolist()) == list(range(20))
-    assert index[:20].tolist() != index[20:].tolist()
-
-
 def test_batches_are_what_the_step_expects(source: ShardSource) -> None:
-    batch = next(stream(source))
+    batch = next(iter(stream(source)))
     assert batch.patch_view_BCHW.shape == (6, 3, 32, 32)
     assert batch.token_view_BChw.shape == (6, 3, 16, 16)
     assert batch.patch_view_BCHW.dtype == batch.token_view_BChw.dtype == torch.uint8
@@ -92,49 +84,13 @@ def test_batches_are_what_the_step_expects(source: ShardSource) -> None:
     assert torch.equal(batch.label_B, batch.index_B)  # as the shards were made
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_workers_do_not_matter(source: ShardSource, expected: list[str], workers: int) -> None:
-    assert fingerprints(stream(source, workers=workers), STEPS) == expected
-
-
-@pytest.mark.parametrize("batch_size", [1, 4, 16])
-def test_batch_size_does_not_matter(
-    source: ShardSource, expected: list[str], batch_size: int
-) -> None:
-    batches = stream(source, batch_size=batch_size)
-    assert fingerprints(batches, 48 // batch_size) == expected
-
-
-@pytest.mark.parametrize("world", [2, 4])
-def test_ranks_do_not_matter(source: ShardSource, expected: list[str], world: int) -> None:
-    """With the same global batch of 12, and one stream in any case."""
-    size = 12 // world
-    ranks = [stream(source, batch_size=size, rank=r, world=world) for r in range(world)]
-    together = [sample for _ in range(4) for rank in ranks for sample in hashes(next(rank))]
-    assert together == expected
-
-
-@pytest.mark.parametrize("done", [1, 3, 4, 7])
-@pytest.mark.parametrize(("world", "workers"), [(1, 0), (2, 1)])
-def test_resume_is_exact(
-    source: ShardSource, expected: list[str], done: int, world: int, workers: int
-) -> None:
-    size = 6 // world
-    position = done * size * world
-    ranks = [
-        stream(source, batch_size=size, rank=r, world=world, position=position, workers=workers)
-        for r in range(world)
-    ]
-    rest = [s for _ in range(STEPS - done) for rank in ranks for s in hashes(next(rank))]
-    assert rest == expected[position:]
-
-
-def test_seeds_matter_and_nothing_global_does(source: ShardSource, expected: list[str]) -> None:
-    assert fingerprints(stream(source, seed=4), STEPS) != expected
+def test_seeds_matter_and_nothing_global_does(source: ShardSource) -> None:
+    expected = fingerprints(stream(source), 4)
+    assert set(fingerprints(stream(source, seed=4), 4)).isdisjoint(expected)
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
     np.random.seed(1)
-    assert fingerprints(stream(source, workers=1), STEPS) == expected
+    assert fingerprints(stream(source, workers=1), 4) == expected
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -146,35 +102,6 @@ def test_without_a_mask(source: ShardSource) -> None:
     assert next(iter(loader)).mask_BN.shape == (2, 0)
     with pytest.raises(TypeError):
         len(loader)
-
-
-@pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("limit", [None, 11, 100])
-def test_evaluation_sees_each_sample_once(
-    source: ShardSource, world: int, limit: int | None
-) -> None:
-    seen, lengths = {}, set()
-    for rank in range(world):
-        loader = eval_loader(
-            source=source, view=CenterView(image_size=24), mask=mask, seed=5, batch_size=4,
-            rank=rank, world=world, workers=0, limit=limit,
-        )  # fmt: skip
-        batches = list(loader)
-        assert len(loader) == len(batches)
-        lengths.add(len(batches))
-        for batch in batches:
-            assert len(batch.index_B) == 4
-            for index, sample in zip(batch.index_B.tolist(), hashes(batch), strict=True):
-                if index != PADDING:
-                    assert index not in seen
-                    seen[index] = sample
-    assert len(lengths) == 1
-    assert sorted(seen) == list(range(min(limit or 20, 20)))
-    alone = eval_loader(
-        source=source, view=CenterView(image_size=24), mask=mask, seed=5, batch_size=20, rank=0,
-        world=1, workers=0,
-    )  # fmt: skip
-    assert all(hashes(next(iter(alone)))[index] == sample for index, sample in seen.items())
 
 
 @pytest.fixture
@@ -196,14 +123,83 @@ def test_a_bad_sample_says_which_and_why(with_a_bad_sample: ShardSource, workers
 
 
 def test_a_bad_sample_is_substituted_and_counted(with_a_bad_sample: ShardSource) -> None:
-    loader = train_loader(
-        source=with_a_bad_sample, views=VIEWS, mask=mask, seed=0, batch_size=5, rank=0, world=1,
-        position=0, window=1, workers=1, on_bad_sample="substitute",
-    )  # fmt: skip
-    counts = [(batch.index_B.tolist(), loader.num_substituted) for batch in islice(loader, 4)]
-    index = [i for batch, _ in counts for i in batch]
+    loader = stream(
+        with_a_bad_sample, batch_size=5, workers=1, window=1, on_bad_sample="substitute"
+    )
+    index, causes = list[int](), list[str]()
+    for number, batch in enumerate(islice(loader, 4), start=1):
+        index += batch.index_B.tolist()
+        causes += loader.bad
+        assert loader.num_substituted == len(causes)
+        if number in (2, 4):  # the end of an epoch
+            assert len(causes) == number // 2
     assert sorted(index[:10]) == sorted(index[10:]) == [0, 1, 2, 3, 5, 5, 6, 7, 8, 9]
-    assert counts[1][1] == 1 and counts[3][1] == 2
+    assert set(causes) == {causes[0]}
+    assert causes[0].startswith("sample 4, key 'k4', in ") and "Premature end" in causes[0]
+
+
+def test_a_substitute_looks_as_the_bad_sample_would(with_a_bad_sample: ShardSource) -> None:
+    """It has the crop and the mask of the place where it stands in, and shifts nobody else."""
+    loader = stream(with_a_bad_sample, batch_size=10, window=1, on_bad_sample="substitute")
+    batch = next(iter(loader))
+    order = Order(groups=with_a_bad_sample.groups, seed=3, window=1)
+    place = [order.locate(position).sample for position in range(10)].index(4)
+    assert batch.index_B[place] == 5
+    sample = with_a_bad_sample[5]
+    views = VIEWS(sample.image, generator(Purpose.VIEW, seed=3, epoch=0, sample=4))
+    assert torch.equal(batch.patch_view_BCHW[place], views.patch_view_CHW)
+    assert torch.equal(batch.token_view_BChw[place], views.token_view_Chw)
+    drawn = mask(generator(Purpose.MASK, seed=3, epoch=0, sample=4))
+    assert batch.mask_BN[place].tolist() == drawn.tolist()
+
+
+@pytest.mark.parametrize(("world", "workers"), [(2, 0), (5, 0), (2, 2)])
+def test_a_bad_sample_shifts_no_rank(
+    with_a_bad_sample: ShardSource, world: int, workers: int
+) -> None:
+    def ranks(world: int, workers: int) -> tuple[list[str], int]:
+        loaders = [
+            stream(with_a_bad_sample, batch_size=10 // world, rank=rank, world=world, window=1,
+                   workers=workers, on_bad_sample="substitute")
+            for rank in range(world)
+        ]  # fmt: skip
+        iterators = [iter(loader) for loader in loaders]
+        together = [s for _ in range(3) for batches in iterators for s in hashes(next(batches))]
+        return together, sum(loader.num_substituted for loader in loaders)
+
+    assert ranks(world, workers) == ranks(1, 0)
+    assert ranks(world, workers)[1] == 3  # once an epoch
+
+
+def test_many_bad_samples_in_a_row_are_a_damaged_set(tmp_path: Path, jpegs: list[bytes]) -> None:
+    """17 neighbours at least; 16 are passed over."""
+
+    def items(bad: int) -> list[Item]:
+        images = [jpegs[i % 20][: 700 if i < bad else None] for i in range(24)]
+        return [Item(f"k{i:02d}", image, "jpg", i) for i, image in enumerate(images)]
+
+    for bad in (16, 17):
+        write_shard(tmp_path / f"{bad}.tar", items(bad), split="train")
+    passed = stream(ShardSource(shards=str(tmp_path / "16.tar")), batch_size=24, window=1,
+                    on_bad_sample="substitute")  # fmt: skip
+    assert sorted(next(iter(passed)).index_B.tolist()) == [16] * 17 + [*range(17, 24)]
+    assert passed.num_substituted == 16
+    stuck = stream(ShardSource(shards=str(tmp_path / "17.tar")), batch_size=24, window=1,
+                   on_bad_sample="substitute")  # fmt: skip
+    with pytest.raises(UserError, match=r"key 'k16', .* Nor can the 16 samples before it"):
+        next(iter(stuck))
+
+
+def test_a_file_that_is_gone_is_a_bad_sample(tmp_path: Path, jpegs: list[bytes]) -> None:
+    for i in range(4):
+        (tmp_path / f"{i}.jpg").write_bytes(jpegs[i])
+    source = FolderSource(folder=tmp_path)
+    (tmp_path / "2.jpg").unlink()
+    loader = stream(source, batch_size=4, on_bad_sample="substitute")
+    assert sorted(next(iter(loader)).index_B.tolist()) == [0, 1, 3, 3]
+    assert loader.bad == (f"{tmp_path / '2.jpg'} cannot be read: No such file or directory",)
+    with pytest.raises(UserError, match=r"2\.jpg cannot be read.*on_bad_sample=substitute"):
+        next(iter(stream(source, batch_size=4)))
 
 
 @dataclass(frozen=True)

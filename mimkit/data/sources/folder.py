@@ -21,7 +21,6 @@ class FolderSource(Source):
 
     Attributes:
         classes: names of the class subfolders, by label.
-        keys: of all samples, in order.
 
     Raises:
         UserError: see `list_images`.
@@ -31,7 +30,7 @@ class FolderSource(Source):
         images = list_images(Path(folder).expanduser())
         self._classes = images.classes
         self._root, self._names = images.root, images.names
-        self.keys = unique_keys(images.names)
+        self._keys = unique_keys(images.names)
         self._labels = np.array(images.labels, np.int64)
         digest = hashlib.blake2b(digest_size=16)
         for name, label in zip(images.names, images.labels, strict=True):
@@ -51,11 +50,15 @@ class FolderSource(Source):
             cause = error.strerror or str(error)
             raise DecodeError(f"{self.origin(index)} cannot be read: {cause}") from error
         label = int(self._labels[index])
-        return Sample(index, self.keys[index], image, label, origin=self.origin(index))
+        return Sample(index, self._keys[index], image, label, origin=self.origin(index))
 
     def origin(self, index: int) -> str:
         """The path of sample `index`."""
         return str(self._root / self._names[index])
+
+    @property
+    def keys(self) -> list[str]:
+        return self._keys
 
     @property
     def classes(self) -> list[str]:

@@ -2,19 +2,20 @@
 
 import hashlib
 import os
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mimkit.batch import Sample
-from mimkit.data.index import load_index
-from mimkit.data.manifest import read_classes
-from mimkit.data.patterns import expand_shards
+from mimkit.data.index import ShardIndex, load_index
+from mimkit.data.patterns import expand_places
+from mimkit.data.remote.cache import ShardCache
+from mimkit.data.remote.catalogue import open_remote
+from mimkit.data.remote.space import GIB, Space
 from mimkit.data.sources import SOURCES, Source
+from mimkit.data.tars import LocalTar, OpenTars, Tar
 from mimkit.errors import UserError
 
 _MAX_OPEN = 64  # files a process; many systems allow 1024, and windows hold a few shards
@@ -25,17 +26,21 @@ class ShardSource(Source):
     """The samples of a list of tars, numbered in the order in which they lie there.
 
     Args:
-        shards: a tar, a folder of tars, a glob, a brace pattern, or a list of these.
-        cache_dir: where indexes go if the folder of the shards is read-only.
+        shards: a tar, a folder of tars, a glob, a brace pattern, an address or a brace pattern of
+            addresses (https, s3, ...), or a list of these.
+        cache_dir: where indexes go if the folder of the shards is read-only, and, below
+            cache_dir/shards, what is fetched from servers.
+        cache_gib: bound of what is fetched, in GiB; None for that of the disk.
         unique: refuse keys that two samples share, which other programs would mix up.
 
     Attributes:
-        shards: the tars.
+        shards: paths and addresses of the tars.
+        tars: the same, as what can be opened.
         num_without_image: keys without an image in them, which are no samples.
 
     Raises:
-        UserError: no shards, missing or damaged ones (see `expand_shards` and `load_index`), or a
-            key that two samples share.
+        UserError: no shards, missing or damaged ones (see `expand_places`, `load_index` and
+            `open_remote`), or a key that two samples share.
     """
 
     def __init__(
@@ -43,11 +48,13 @@ class ShardSource(Source):
         *,
         shards: str | Sequence[str],
         cache_dir: str | Path = "~/.cache/mimkit",
+        cache_gib: float | None = 64.0,
         unique: bool = True,
     ) -> None:
-        self.shards = expand_shards(shards)
         folder = Path(cache_dir).expanduser()
-        indexes = [load_index(shard, cache_dir=folder) for shard in self.shards]
+        self.shards = expand_places(shards)
+        opened = _open(self.shards, folder, cache_gib)
+        self.tars, indexes = [tar for tar, _ in opened], [index for _, index in opened]
         self._keys = np.concatenate([index.keys for index in indexes])
         self._offsets = np.concatenate([index.offsets for index in indexes])
         self._sizes = np.concatenate([index.sizes for index in indexes])
@@ -57,8 +64,7 @@ class ShardSource(Source):
         if unique:
             self._check_unique()
         self._digest = _digest(self._keys, self._sizes, self._labels)
-        self._tars = [(index.tar_size, index.tar_mtime_ns) for index in indexes]
-        self._files = _OpenFiles()
+        self._open = OpenTars()
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -66,16 +72,16 @@ class ShardSource(Source):
     def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        shard = int(np.searchsorted(self._starts, index, "right")) - 1
-        path, key = self.shards[shard], self._keys[index].decode()
+        number = self._shard(index)
+        tar, key = self.tars[number], self._keys[index].decode()
         offset, size = int(self._offsets[index]), int(self._sizes[index])
         try:
-            image = os.pread(self._files.open(path, self._tars[shard]), size, offset)
+            image = os.pread(self._open.open(number, tar, most=_MAX_OPEN), size, offset)
         except OSError as error:
-            raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
+            raise UserError(f"{tar} cannot be read: {error.strerror or error}.") from error
         if len(image) != size:
             raise UserError(
-                f"{path}: only {len(image)} of the {size} bytes of sample '{key}' could be read "
+                f"{tar}: only {len(image)} of the {size} bytes of sample '{key}' could be read "
                 f"at byte {offset}; the file was cut after it was indexed."
             )
         label = int(self._labels[index])
@@ -88,8 +94,13 @@ class ShardSource(Source):
 
     def origin(self, index: int) -> str:
         """Where sample `index` lies, for messages."""
-        shard = int(np.searchsorted(self._starts, index, "right")) - 1
-        return f"{self.shards[shard]} at byte {self._offsets[index]}"
+        return f"{self.tar_of(index)} at byte {self._offsets[index]}"
+
+    def tar_of(self, index: int) -> Tar:
+        return self.tars[self._shard(index)]
+
+    def _shard(self, index: int) -> int:
+        return int(np.searchsorted(self._starts, index, "right")) - 1
 
     @property
     def digest(self) -> str:
@@ -102,7 +113,7 @@ class ShardSource(Source):
     @property
     def classes(self) -> list[str]:
         """From classes.json beside the first shard, as make_shards writes it."""
-        return read_classes(self.shards[0].parent)
+        return self.tars[0].classes
 
     @property
     def groups(self) -> NDArray[np.int64]:
@@ -115,11 +126,10 @@ class ShardSource(Source):
         first: dict[bytes, int] = {}
         for number, key in enumerate(keys):
             if key in first:
-                one, other = np.searchsorted(self._starts, [first[key], number], "right") - 1
                 raise UserError(
-                    f"the key '{key.decode()}' is in {self.shards[one]} and again in "
-                    f"{self.shards[other]}; keys must be unique over all shards. Leave one of them "
-                    "out, or write the set again with tools/make_shards.py."
+                    f"the key '{key.decode()}' is in {self.tar_of(first[key])} and again in "
+                    f"{self.tar_of(number)}; keys must be unique over all shards. Leave one of "
+                    "them out, or write the set again with tools/make_shards.py."
                 )
             first[key] = number
 
@@ -132,31 +142,19 @@ def _digest(keys: NDArray[np.bytes_], sizes: NDArray[np.int64], labels: NDArray[
     return digest.hexdigest()
 
 
-class _OpenFiles:
-    """File descriptors, opened when first used, the least used closed; each process has its own."""
+def _open(
+    places: Sequence[Path | str], cache_dir: Path, cache_gib: float | None
+) -> list[tuple[Tar, ShardIndex]]:
+    """Every shard and its index; addresses are those that are no paths."""
+    limit = None if cache_gib is None else int(cache_gib * GIB)
+    cache = ShardCache(space=Space(folder=cache_dir / "shards", limit=limit))
+    remote = iter(open_remote([place for place in places if isinstance(place, str)], cache=cache))
+    return [
+        next(remote) if isinstance(place, str) else _open_local(place, cache_dir)
+        for place in places
+    ]
 
-    def __init__(self) -> None:
-        self._owner = os.getpid()
-        self._fds: OrderedDict[Path, int] = OrderedDict()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_owner": 0, "_fds": OrderedDict()}
-
-    def open(self, path: Path, indexed: tuple[int, int]) -> int:
-        """A descriptor of `path`, whose size and mtime must be those that were indexed."""
-        if self._owner != os.getpid():  # a fork: its parent closes what it opened
-            self._owner, self._fds = os.getpid(), OrderedDict()
-        if path not in self._fds:
-            self._fds[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            status = os.fstat(self._fds[path])
-            if (status.st_size, status.st_mtime_ns) != indexed:
-                raise UserError(f"{path} was changed while it was in use; start again.")
-            if len(self._fds) > _MAX_OPEN:
-                os.close(self._fds.popitem(last=False)[1])
-        self._fds.move_to_end(path)
-        return self._fds[path]
-
-    def __del__(self) -> None:
-        if self._owner == os.getpid():
-            for fd in self._fds.values():
-                os.close(fd)
+def _open_local(path: Path, cache_dir: Path) -> tuple[Tar, ShardIndex]:
+    index = load_index(path, cache_dir=cache_dir)
+    return LocalTar(path, index.tar_size, index.tar_mtime_ns), index

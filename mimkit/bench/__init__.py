@@ -1,0 +1,1 @@
+"""Measurements of speed, each beside the plain way of doing the same, in one run."""
