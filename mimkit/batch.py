@@ -34,6 +34,9 @@ class Views(NamedTuple):
     token_view_Chw: Tensor
 
 
+_NO_TOKENS = torch.empty((0, 0), dtype=torch.int32)
+
+
 class Batch(NamedTuple):
     """What the training step gets. Pixels are uint8 until they are on the device."""
 
@@ -42,6 +45,7 @@ class Batch(NamedTuple):
     mask_BN: Tensor  # bool, True where the patch is masked
     label_B: Tensor  # int64, NO_LABEL where there is none
     index_B: Tensor  # int64, the sample's number in its source
+    token_BN: Tensor = _NO_TOKENS  # int32, out of a token bank; empty where there is none
 
     def to(self, device: torch.device | str) -> "Batch":
         return Batch(*(field.to(device, non_blocking=True) for field in self))
@@ -50,14 +54,26 @@ class Batch(NamedTuple):
         return Batch(*(field.pin_memory() for field in self))
 
 
-def collate(items: Sequence[tuple[Views, Tensor, int, int]]) -> Batch:
-    """(views, mask_N, label, index) of each sample -> Batch."""
+@dataclass(frozen=True)
+class Item:
+    """What a worker makes of one place in a batch."""
+
+    views: Views
+    mask_N: Tensor
+    label: int
+    index: int
+    token_N: Tensor
+
+
+def collate(items: Sequence[Item]) -> Batch:
+    """One row of the batch for each item."""
     return Batch(
-        patch_view_BCHW=torch.stack([views.patch_view_CHW for views, *_ in items]),
-        token_view_BChw=torch.stack([views.token_view_Chw for views, *_ in items]),
-        mask_BN=torch.stack([mask for _, mask, *_ in items]),
-        label_B=torch.tensor([label for *_, label, _ in items]),
-        index_B=torch.tensor([index for *_, index in items]),
+        patch_view_BCHW=torch.stack([item.views.patch_view_CHW for item in items]),
+        token_view_BChw=torch.stack([item.views.token_view_Chw for item in items]),
+        mask_BN=torch.stack([item.mask_N for item in items]),
+        label_B=torch.tensor([item.label for item in items]),
+        index_B=torch.tensor([item.index for item in items]),
+        token_BN=torch.stack([item.token_N for item in items]),
     )
 
 

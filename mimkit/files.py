@@ -16,7 +16,15 @@ from mimkit.errors import UserError
 
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_USERS_OWN = (*_FORBIDDEN, *_FULL, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
+_USERS_OWN = (
+    *_FORBIDDEN,
+    *_FULL,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+)
 
 
 def is_forbidden(error: OSError) -> bool:

@@ -1,18 +1,19 @@
 """One pretraining run, from a configuration to a summary."""
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mimkit import build
-from mimkit.audit.leak import Leak, leaks_of_run, say
+from mimkit.audit.leak import leaks_of_run
+from mimkit.audit.of_run import RunAudits, audit_tokenizer
+from mimkit.banks import Banks, open_banks
 from mimkit.batch import Batch, Grid, normalise
 from mimkit.config import Config
-from mimkit.files import atomic_file, write_text
+from mimkit.files import atomic_file
 from mimkit.masks import Mask
 from mimkit.models.blocks import draw_keep, drop_path_rates
 from mimkit.models.calibration import calibrate, has_frozen_statistics
@@ -28,7 +29,7 @@ from mimkit.train.heldout import evaluate
 from mimkit.train.loop import Hook, Moment
 from mimkit.train.optimizer import make_optimizer
 from mimkit.train.pictures import prediction_picture
-from mimkit.train.step import StepResult, mim_step, predict
+from mimkit.train.step import StepResult, mim_step
 
 
 @dataclass
@@ -77,15 +78,19 @@ class _Pretraining:
         self.config, self.parts, self.session = config, parts, session
         self.pixels: dict[str, Any] = {"mean": config.data.mean, "std": config.data.std}
         self.rates_L = drop_path_rates(len(parts.model.encoder.blocks), config.encoder.drop_path)
+        self.banks: Banks | None = None  # with one, the tokenizer stays off the device, unused
+        if config.engine.token_bank is not None:
+            self.banks = open_banks(config, parts.tokenizer, session.data.train,
+                                    session.data.heldout, steps=session.plan.steps)  # fmt: skip
 
     def run(self) -> None:
         config, model, session = self.config, self.parts.model, self.session
         optimizer = make_optimizer(model, decays=decays, weight_decay=config.train.weight_decay,
                                    betas=config.train.betas, eps=config.train.eps)  # fmt: skip
         parameters = sum(p.numel() for p in model.parameters())
-        self.parts.tokenizer.to(session.runtime.device)
-        found = leaks_of_run(model.stem, model.mask_at, self.parts.mask, name=config.stem.name,
-                             placement=config.mask_at.name)  # fmt: skip
+        if self.banks is None:
+            self.parts.tokenizer.to(session.runtime.device)
+        audits = self._audits()
         if has_frozen_statistics(model.stem) and session.folder.continues is None:
             calibrate(model.stem, self._calibration_images())
         session.prepare(model, optimizer)
@@ -95,8 +100,12 @@ class _Pretraining:
             f"{self._masking()}",
             facts={"tokenizer": self.parts.tokenizer.fingerprint},
         )
-        self._note_leaks(found)
-        batches = session.batches(self.parts.mask)
+        session.summary |= audits.numbers()
+        if session.is_first:
+            print(audits.say(), flush=True)
+            audits.save(session.folder.path / "audits")
+        tokens = None if self.banks is None else self.banks.train.row
+        batches = session.batches(self.parts.mask, tokens=tokens)
         weights = session.train(self._step, batches, hooks=self._hooks())
         session.close()
         if session.is_first:
@@ -106,7 +115,8 @@ class _Pretraining:
         total = self.parts.grid[0] * self.parts.grid[1]
         masked, hidden = self.parts.mask.num_masked, self.parts.hidden * total
         more = f", {hidden:.1f} hidden on average" if hidden > masked + 0.05 else ""
-        return f"{masked} of {total} patches masked ({self.config.mask_at.name}){more}"
+        most = "" if self.parts.mask.exact else "at most "
+        return f"{most}{masked} of {total} patches masked ({self.config.mask_at.name}){more}"
 
     def _calibration_images(self) -> Iterator[Tensor]:
         """The first training images as they are; every rank measures the same."""
@@ -115,18 +125,18 @@ class _Pretraining:
         for batch in batches:
             yield normalise(batch.patch_view_BCHW[batch.index_B >= 0], **self.pixels)
 
-    def _note_leaks(self, found: list[Leak]) -> None:
-        """What pixels under the mask do, into the run folder and the summary."""
-        for leak in found:
-            self.session.summary |= {
-                f"leak_{leak.mode}_visible_moved": leak.visible_moved,
-                f"leak_{leak.mode}_mean_relative": leak.mean_relative,
-                f"leak_{leak.mode}_max_relative": leak.max_relative,
-            }
-        if self.session.is_first:
-            print(say(found), flush=True)
-            text = json.dumps([asdict(leak) for leak in found], indent=1)
-            write_text(self.session.folder.path / "audits" / "leak.json", text)
+    def _audits(self) -> RunAudits:
+        """UserError where the targets are as good as constant; rank 0 looks at them for all."""
+        config, parts, session = self.config, self.parts, self.session
+        leaks = leaks_of_run(parts.model.stem, parts.model.mask_at, parts.mask,
+                             name=config.stem.name, placement=config.mask_at.name)  # fmt: skip
+        tokenizer = None
+        if session.is_first and self.banks is None:  # else it was looked at when they were made
+            tokenizer = audit_tokenizer(parts.tokenizer, session.data.train, config.data,
+                                        name=config.tokenizer.name, seed=config.seed,
+                                        device=session.runtime.device)  # fmt: skip
+        session.runtime.from_rank_0(None)  # nobody trains on targets that rank 0 refuses
+        return RunAudits(leaks, tokenizer)
 
     def _step(self, batch: Batch, moment: Moment) -> StepResult:
         runtime = self.session.runtime
@@ -156,11 +166,16 @@ class _Pretraining:
         return hooks
 
     def _evaluate(self, updates: int) -> None:
-        limit = self.config.data.heldout_limit
+        heldout = None if self.banks is None else self.banks.heldout
         values = evaluate(
             self.session.runtime.model,
             self.parts.tokenizer,
-            self.session.fixed_batches(self.session.judged, self.parts.mask, limit=limit),
+            self.session.fixed_batches(
+                self.session.judged,
+                self.parts.mask,
+                limit=self.config.data.heldout_limit,
+                tokens=None if heldout is None else heldout.row,
+            ),
             device=self.session.runtime.device,
             sum_over_ranks=self.session.runtime.sum,
             **self.pixels,
@@ -174,13 +189,16 @@ class _Pretraining:
         fixed = self.session.fixed_batches(
             self.session.judged, self.parts.mask, limit=8, alone=True
         )
-        batch = next(fixed)
-        batch = batch.to(runtime.device)
+        batch = next(fixed).to(runtime.device)
         runtime.model.eval()
-        predicted_MV, _ = predict(runtime.model, tokenizer, batch, **self.pixels)
+        image_BCHW = normalise(batch.patch_view_BCHW, **self.pixels)
+        predicted_MV = runtime.model(image_BCHW, batch.mask_BN, None).float()
         runtime.model.train()
         if self.session.is_first:
-            picture = prediction_picture(predicted_MV, tokenizer, batch, grid=self.parts.grid)
+            where = torch.device("cpu") if self.banks is not None else runtime.device
+            picture = prediction_picture(
+                predicted_MV.to(where), tokenizer, batch.to(where), grid=self.parts.grid
+            )
             path = self.session.folder.path / "pictures" / f"step-{updates:08d}.png"
             with atomic_file(path) as temporary:
                 picture.save(temporary, "PNG")
@@ -198,7 +216,7 @@ class _Pretraining:
 
 def _blocks(encoder: Encoder) -> str:
     of = f" of {encoder.branches} branches" if encoder.branches > 1 else ""
-    return f"{encoder.depth} blocks{of}"
+    return f"{encoder.depth} block{'s' if encoder.depth > 1 else ''}{of}"
 
 
 def _report(s: dict[str, Any], folder: RunFolder) -> str:
@@ -207,12 +225,13 @@ def _report(s: dict[str, Any], folder: RunFolder) -> str:
     first = f", the first after {s['seconds_to_first_step']:.0f} s" if speed else ""
     lines = ["", f"Done: {s['steps']} steps{speed}{first}."]
     if "unigram_entropy" in s:
-        gained = s["unigram_entropy"] - s["heldout_loss"]
+        gained = min(s["unigram_entropy"], s["position_loss"]) - s["heldout_loss"]
         lines += [
             f"Held-out loss of masked tokens: {s['heldout_loss']:.3f} nats. Guessing by frequency "
-            f"costs {s['unigram_entropy']:.3f}, guessing blindly {s['ln_vocab']:.3f} (ln V):",
-            f"  the model gained {gained:.3f} nats over frequency." if gained > 0 else
-            "  the model has not yet learnt more than frequencies; train longer.",
+            f"costs {s['unigram_entropy']:.3f}, by position {s['position_loss']:.3f}, blindly "
+            f"{s['ln_vocab']:.3f} (ln V):",
+            f"  the model gained {gained:.3f} nats over the best of them." if gained > 0 else
+            "  the model has not yet learnt more than frequencies and positions; train longer.",
             f"  {s['heldout_accuracy']:.1%} of the masked tokens are right; always naming the most "
             f"common one would be {s['most_common_token']:.1%}.",
         ]  # fmt: skip
@@ -227,10 +246,11 @@ def _report(s: dict[str, Any], folder: RunFolder) -> str:
     else:
         lines.append(f"No kNN: {s['knn_skipped']}.")
     if s["leak_train_visible_moved"]:
+        smaller = "" if s["leak_eval_visible_moved"] else "; a larger batch moves less"
         lines.append(
             f"Leak: in training pixels under the mask move {s['leak_train_visible_moved']:.1%} "
             f"of the visible tokens, by {s['leak_train_mean_relative']:.1%} on average (on four "
-            "images of noise; a larger batch moves less). More: mimkit audit leak."
+            f"images of noise{smaller}). More: mimkit audit leak."
         )
     lines += [
         f"Everything is in {folder.path}: summary.json, metrics.jsonl, pictures/, checkpoints/.",

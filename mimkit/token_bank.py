@@ -115,6 +115,9 @@ class TokenBank:
 class BankWriter:
     """Fills a bank part by part; several processes may, and an interrupted one is continued.
 
+    Attributes:
+        num_tokens: N, of a sample.
+
     Raises:
         UserError: the folder holds something else, or another bank (the differing fields are
             named).
@@ -123,7 +126,7 @@ class BankWriter:
     def __init__(self, folder: Path, *, binding: Binding) -> None:
         self.folder, self._binding = folder, binding
         self._num_samples = int(binding["num_samples"])
-        self._tokens = int(binding["grid"][0] * binding["grid"][1])
+        self.num_tokens = int(binding["grid"][0] * binding["grid"][1])
         if (folder / "bank.json").exists():
             _check_binding(folder, _read_binding(folder), binding)
         elif folder.exists() and any(folder.iterdir()):
@@ -147,7 +150,7 @@ class BankWriter:
     def write(self, epoch: int, part: int, tokens_BN: Tokens) -> None:
         """Keeps one part; whole or not at all."""
         rows = min(_PART, self._num_samples - part * _PART)
-        assert tokens_BN.shape == (rows, self._tokens) and tokens_BN.dtype == np.uint16
+        assert tokens_BN.shape == (rows, self.num_tokens) and tokens_BN.dtype == np.uint16
         path = self._part_path(epoch, part)
         with disk_errors(path):
             path.parent.mkdir(exist_ok=True)
@@ -172,7 +175,7 @@ class BankWriter:
                 with temporary.open("wb") as file:
                     for path in parts:
                         file.write(path.read_bytes())
-                _check_size(temporary, (self._num_samples, self._tokens))
+                _check_size(temporary, (self._num_samples, self.num_tokens))
                 digest = {"sha256": sha256(temporary), "bytes": temporary.stat().st_size}
                 write_text(_hash_path(whole), json.dumps(digest))
         for path in parts:

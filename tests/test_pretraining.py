@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -15,20 +16,24 @@ from unittest import mock
 
 import pytest
 import torch
-from commands import ROOT, command, environment, pretrain
+from commands import ROOT, Shards, command, environment, pretrain
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mimkit import pretraining, tokenizer_training
 from mimkit.config import (
     Config,
+    DvaeConfig,
     Section,
-    TokenizerConfig,
+    VqkdConfig,
     load_config,
     load_tokenizer_config,
     science_hash,
 )
+from mimkit.data.sources.shards import ShardSource
+from mimkit.data.writer import Item, write_shard
 from mimkit.errors import UserError
+from mimkit.tokenizers._dvae_file import load_dvae, save_dvae
 from mimkit.train import checkpoint
 
 DEFAULT = ROOT / "configs" / "default.yaml"
@@ -86,6 +91,7 @@ def test_the_summary_has_what_the_issue_names_and_the_numbers_fit_together(
     assert summary["steps"] == 6
     assert summary["ln_vocab"] == pytest.approx(math.log(64))
     assert 0 < summary["unigram_entropy"] < summary["ln_vocab"]
+    assert summary["unigram_entropy"] < summary["position_loss"] < summary["ln_vocab"] + 0.5
     assert summary["heldout_loss"] == _metrics(finished_run, "heldout")[-1]["heldout_loss"]
     assert summary["knn_chance"] == 0.25
     assert all(0 <= summary[name] <= 1 for name in ("knn_top1", "knn_top1_untrained"))
@@ -124,6 +130,37 @@ def test_pictures_have_eight_rows_of_four(finished_run: Path) -> None:
     with Image.open(finished_run / "pictures" / pictures[0]) as picture:
         assert picture.size == (4 * (128 + 4), 14 + 8 * (128 + 4))
         assert len(picture.convert("L").getcolors() or range(257)) > 100
+
+
+def test_the_tokenizer_was_measured_before_the_first_update(finished_run: Path) -> None:
+    summary = _summary(finished_run)
+    health = json.loads((finished_run / "audits" / "tokenizer.json").read_text())
+    words = health["words"]
+    assert (health["tokenizer"], health["images"], health["grid"]) == ("dvae", 32, [4, 4])
+    assert (words["num_tokens"], words["vocabulary"]) == (32 * 16, 64)
+    assert summary["tokenizer_used"] == words["codes_used"] > 10
+    assert summary["tokenizer_entropy"] == words["entropy"] > 1
+    assert summary["tokenizer_agreement"] == health["same_crop"]["right"]
+    assert summary["tokenizer_stable_shift"] == health["stable_shift"]
+    with Image.open(finished_run / "audits" / "tokenizer.png") as picture:
+        assert picture.size == (3 * (128 + 4), 14 + 8 * (128 + 4))
+
+
+def test_a_dead_tokenizer_stops_the_run_before_its_first_update(
+    tiny: list[str], tokenizer_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One word wins everywhere, as after pixels were mapped twice."""
+    dvae, _ = load_dvae(tokenizer_file)
+    with torch.no_grad():
+        dvae.encoder.blocks.output.conv.b[3] += 1e4
+    save_dvae(tmp_path / "dead.safetensors", dvae, settings={}, half=True)
+    words = [*tiny, f"tokenizer.path={tmp_path / 'dead.safetensors'}"]
+    assert pretrain([*words, f"output.dir={tmp_path / 'run'}"]) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "tokenizer 'dvae' gives nearly the same target everywhere" in message
+    assert "one word takes 100.0% of 512 patches of 32 views" in message
+    assert "set tokenizer.name and tokenizer.path" in message
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
 
 
 def test_what_repeats_the_run_lies_in_its_folder(finished_run: Path) -> None:
@@ -290,7 +327,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
 
     def spy(self: Section, name: str) -> Any:
         kind = type(self)
-        if name == "model_dump" and kind not in (Config, TokenizerConfig):
+        if name == "model_dump" and kind not in (Config, DvaeConfig, VqkdConfig):
             asked.update((kind.__name__, field) for field in kind.model_fields)
         for base in kind.__mro__:
             asked.add((base.__name__, name))
@@ -329,7 +366,7 @@ def test_a_tokenizers_training_reads_every_setting(
     with mock.patch("torch.cuda.is_available", return_value=False):
         tokenizer_training.run(config, started_at=time.time())
     view = {("DataConfig", name) for name in ENCODERS_VIEW}
-    assert set(_settings(TokenizerConfig)) - read <= view
+    assert set(_settings(DvaeConfig)) - read <= view
 
 
 @pytest.mark.parametrize("name", ENCODERS_VIEW)
@@ -398,7 +435,9 @@ def test_other_placements_and_statistics_run_and_resume_exactly(
     ]
     whole = _run(tmp_path / "whole", words)
     said = capsys.readouterr().out
+    assert "tokenizer: 32 training views use" in said
     assert "leak: on four images of noise" in said
+    assert "by position" in said
     part = tmp_path / "part"
     shutil.copytree(whole, part)
     (part / "summary.json").unlink()
@@ -430,3 +469,145 @@ def test_a_placement_that_leaves_nothing_visible_is_refused(
     message = " ".join(capsys.readouterr().err.split())
     assert "mask.num_masked=14 of 4x4 patches and a stem that sees 7 pixels" in message
     assert not (tmp_path / "run").exists()
+
+
+def _without_its_end(run: Path, *, last: int) -> None:
+    """As if it had been killed after the checkpoint before the one at update `last`."""
+    (run / "summary.json").unlink()
+    shutil.rmtree(run / "checkpoints" / f"step-{last:08d}")
+
+
+def test_another_version_of_a_decoder_is_named_when_a_run_goes_on(
+    finished_run: Path, tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pixels are not equal across all versions, so a resumed run may not be; it goes on."""
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    _without_its_end(run, last=6)
+    start = json.loads((run / "run.json").read_text())
+    assert start["versions"].keys() >= {"torch", "torchvision", "pillow", "simplejpeg", "numba"}
+    now = start["versions"]["pillow"]
+    start["versions"] |= {"pillow": "1.0", "simplejpeg": "0.1"}
+    (run / "run.json").write_text(json.dumps(start))
+    capsys.readouterr()
+    _run(run, tiny)
+    said = capsys.readouterr().out
+    assert "warning: since this run began, what differs is: " in said
+    assert f"pillow: '1.0' -> '{now}'; simplejpeg: '0.1' -> " in said
+    assert "torch:" not in said
+    _assert_bit_equal(run, finished_run)
+
+
+def test_sets_subsets_and_a_held_out_part_are_trained_on_and_resumed_exactly(
+    finished_run: Path, tiny: list[str], shards: Shards, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Two sets of 32 and 64 images, a quarter held out, half of the rest, one set 2.5 times."""
+    sets = (f"[{{shards: {shards.train}/train-00000.tar, weight: 2.5}}, "
+            f"{{shards: '{shards.train}/train-0000[12].tar'}}]")  # fmt: skip
+    words = [*tiny, f"data.train={sets}", "data.heldout=null", "data.heldout_fraction=0.25",
+             "data.subset=0.5", "data.stratified=true"]  # fmt: skip
+    whole = _run(tmp_path / "whole", words)
+    said = capsys.readouterr().out
+    found = re.search(r"(\d+) images, (\d+) an epoch", said)
+    assert found is not None
+    images, length = map(int, found.groups())
+    assert 26 < images < 46 and images < length < 2.5 * images
+    facts = json.loads((whole / "run.json").read_text())["facts"]
+    plain = json.loads((finished_run / "run.json").read_text())["facts"]
+    assert facts["train_digest"] != plain["train_digest"]
+    assert facts["heldout_digest"] not in (None, plain["heldout_digest"], facts["train_digest"])
+    assert _summary(whole)["knn_heldout_images"] + 2 * images == pytest.approx(96, abs=2)
+    part = tmp_path / "part"
+    shutil.copytree(whole, part)
+    _without_its_end(part, last=6)
+    _run(part, words)
+    assert "update 4 of 6" in capsys.readouterr().out
+    _assert_bit_equal(whole, part)
+    other = [*words[:-1], "data.subset_seed=1", f"output.dir={part}"]
+    (part / "summary.json").unlink()
+    assert pretrain(other) == 2
+    assert "data.subset_seed: 0 -> 1" in capsys.readouterr().err
+
+
+def _with_bad_images(shards: Shards, folder: Path, *, num: int) -> Path:
+    """The training images, in one tar, with the first `num` of them cut."""
+    source = ShardSource(shards=str(shards.train))
+    samples = [source[i] for i in range(len(source))]
+    folder.mkdir()
+    items = [Item(s.key, s.image if s.index >= num else s.image[:300], "jpg", s.label)
+             for s in samples]  # fmt: skip
+    write_shard(folder / "train-00000.tar", items, split="train")
+    return folder
+
+
+SUBSTITUTE = ["data.on_bad_sample=substitute", "train.steps=24", "output.log_every=5",
+              "output.checkpoint_every=12", "output.evaluate_every=24",
+              "output.picture_every=24"]  # fmt: skip
+
+
+def test_bad_samples_are_counted_over_a_resume(
+    tiny: list[str], shards: Shards, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """3 of 96, in two epochs of 12 updates."""
+    bad = _with_bad_images(shards, tmp_path / "bad", num=3)
+    words = [*tiny, *SUBSTITUTE, f"data.train={bad}"]
+    whole = _run(tmp_path / "whole", words)
+    said = capsys.readouterr().err
+    for key in range(3):
+        named = f"warning: the next sample stands in for sample {key}, key 'train_{key:03d}', in "
+        assert said.count(named) == 2
+    counts = {line["step"]: line["substituted_samples"] for line in _metrics(whole)}
+    assert list(counts) == [1, 5, 10, 12, 15, 20, 24]
+    assert sorted(counts.values()) == list(counts.values())
+    assert (counts[12], counts[24]) == (3, 6)
+    assert _summary(whole)["substituted_samples"] == 6
+    assert _last(whole).bad_samples == 6
+    part = tmp_path / "part"
+    shutil.copytree(whole, part)
+    _without_its_end(part, last=24)
+    _run(part, [*words, "engine.workers=1"])
+    assert "update 12 of 24" in capsys.readouterr().out
+    assert _last(part).bad_samples == _summary(part)["substituted_samples"] == 6
+    assert {line["step"]: line["substituted_samples"] for line in _metrics(part)} == counts
+    _assert_bit_equal(whole, part)
+
+
+def test_too_many_bad_samples_stop_a_run_which_goes_on_when_more_are_allowed(
+    tiny: list[str], shards: Shards, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """14 of 96; ten are never too many."""
+    bad = _with_bad_images(shards, tmp_path / "bad", num=14)
+    words = [*tiny, *SUBSTITUTE, "output.checkpoint_every=4", "output.log_every=1",
+             f"data.train={bad}", f"output.dir={tmp_path / 'run'}"]  # fmt: skip
+    assert pretrain(words) == 2
+    lines = _metrics(tmp_path / "run")
+    found = re.search(r"(\d+) of the (\d+) samples drawn so far could not be decoded",
+                      message := " ".join(capsys.readouterr().err.split()))  # fmt: skip
+    assert found is not None
+    total, drawn = map(int, found.groups())
+    assert total > 10 and drawn == 8 * (lines[-1]["step"] + 1)
+    assert lines[-1]["substituted_samples"] <= 10
+    assert "data.max_bad_samples=0.001 allows 10" in message and message.count("warning: ") == 10
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert pretrain([*words, "data.max_bad_samples=0.2"]) == 0
+    assert _summary(tmp_path / "run")["substituted_samples"] == 28
+    none = [*words[:-1], "data.max_bad_samples=0", f"output.dir={tmp_path / 'none'}"]
+    capsys.readouterr()
+    assert pretrain(none) == 2
+    assert "data.max_bad_samples=0 allows 0" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow
+def test_two_ranks_stop_at_the_same_update_and_one_of_them_says_why(
+    tiny: list[str], shards: Shards, tmp_path: Path
+) -> None:
+    bad = _with_bad_images(shards, tmp_path / "bad", num=14)
+    words = [*tiny, *SUBSTITUTE, "engine.runtime=deepspeed", f"data.train={bad}", "output.dir=run"]
+    ended = command([*TORCHRUN, str(ROOT / "tools" / "pretrain.py"), *words], cwd=tmp_path)
+    assert ended.code != 0 and ended.seconds < 60
+    said = " ".join((ended.out + ended.err).split())
+    assert said.count("samples drawn so far could not be decoded") == 1
+    alone = command([ROOT / "tools" / "pretrain.py", *words[:-1], "output.dir=alone"], cwd=tmp_path)
+    total = re.search(r"\d+ of the \d+ samples drawn", " ".join(alone.err.split()))
+    assert total is not None and total[0] in said

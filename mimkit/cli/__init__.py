@@ -17,6 +17,12 @@ from mimkit.registry import nearest
 _LOST = ("losed by peer", "eset by peer", "Broken pipe", "remote process exited")
 
 
+_RESUMED = {
+    "pretrain": "; the same command continues from the last checkpoint",
+    "train_tokenizer": "; the same command continues from the last checkpoint",
+    "make_shards": "; the same command goes on where it was",
+    "make_tokens": "; the same command goes on where it was",
+}
 _PATIENCE = 15  # seconds that a rank waits for rank 0 to speak
 
 
@@ -53,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain("another rank ended before this one; the reason is what it said")
         return 2
     except KeyboardInterrupt:
-        _complain("interrupted; the same command continues from the last checkpoint")
+        _complain(f"interrupted{_RESUMED.get(verb, '')}")
         return 130
 
 

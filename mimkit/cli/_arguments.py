@@ -1,6 +1,7 @@
 """What `pretrain` and `train_tokenizer` take in common."""
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,10 @@ from mimkit.resources import configs_folder, shipped_config
 _LAUNCHERS = ("deepspeed", "torchrun", "torch.distributed.run", "torch/distributed/run")
 
 
-def training_parser(verb: str, description: str, default: str) -> argparse.ArgumentParser:
+def training_parser(
+    verb: str, description: str, default: str, *, folder: str | None = None
+) -> argparse.ArgumentParser:
+    """`folder`: what the folder OUT is that stands before the settings, where there is one."""
     parser = argparse.ArgumentParser(
         prog=f"mimkit {verb}",
         description=description,
@@ -25,9 +29,44 @@ def training_parser(verb: str, description: str, default: str) -> argparse.Argum
     parser.add_argument("--print-config", action="store_true",
                         help="print the resolved configuration and stop")  # fmt: skip
     parser.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)
+    if folder is not None:
+        parser.add_argument("out", type=Path, metavar="OUT", help=folder)
     parser.add_argument("overrides", nargs="*", metavar="key=value",
                         help="settings, for example train.lr=1e-3 stem=linear")  # fmt: skip
     return parser
+
+
+def output_file(text: str) -> Path:
+    """An argparse type: a file to be written, refused before hours are spent on what goes in."""
+    path = Path(text)
+    if not text or text.endswith("/") or path.is_dir():
+        raise argparse.ArgumentTypeError(f"'{text}' is a folder; give the name of a file")
+    return _below_a_folder(path)
+
+
+def output_folder(text: str) -> Path:
+    """An argparse type: a folder to be filled."""
+    path = Path(text)
+    if not text or (path.exists() and not path.is_dir()):
+        raise argparse.ArgumentTypeError(f"'{text}' is no folder; give the name of one")
+    return _below_a_folder(path)
+
+
+def _below_a_folder(path: Path) -> Path:
+    above = next(parent for parent in path.absolute().parents if parent.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise argparse.ArgumentTypeError(f"'{path}' cannot be written: {above} takes no files")
+    return path
+
+
+def check_range(arguments: argparse.Namespace, **ranges: tuple[int, int]) -> None:
+    """UserError for a number that is out of its range (both ends belong to it) or not given."""
+    for name, (least, most) in ranges.items():
+        value = getattr(arguments, name)
+        if not least <= value <= most:
+            raise UserError(
+                f"--{name.replace('_', '-')} is {value}; set it to a number from {least} to {most}"
+            )
 
 
 def find_config(name: str) -> Path:

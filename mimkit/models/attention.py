@@ -33,7 +33,8 @@ class Attention(nn.Module):
 
     def forward(self, tokens_BND: Tensor, *, bias_KNN: Tensor | None = None) -> Tensor:
         qkv_BNE = functional.linear(tokens_BND, self.qkv.weight, self.qkv_bias())
-        qkv_BN3Kd = qkv_BNE.reshape(*qkv_BNE.shape[:2], 3, self.heads, -1)
+        head = self.proj.in_features // self.heads
+        qkv_BN3Kd = qkv_BNE.reshape(*qkv_BNE.shape[:2], 3, self.heads, head)
         q_BKNd, k_BKNd, v_BKNd = qkv_BN3Kd.permute(2, 0, 3, 1, 4)
         mixed_BKNd = attend(q_BKNd, k_BKNd, v_BKNd, bias_KNN=bias_KNN)
         mixed_BND: Tensor = self.proj(mixed_BKNd.transpose(1, 2).flatten(2))

@@ -108,7 +108,8 @@ class Encoder(nn.Module):
                 f"the encoder was built for a grid of {rows}x{columns} patches but got "
                 f"{tokens_BND.shape[1]} tokens; give it images of the size in data.image_size"
             )
-        cls_B1D = self.cls_token.expand(len(tokens_BND), -1, -1)
+        # not len(): torch.export would fix the batch at the one it traces with
+        cls_B1D = self.cls_token.expand(tokens_BND.shape[0], -1, -1)
         tokens_BND = torch.cat([cls_B1D, tokens_BND], 1)
         return tokens_BND if self.pos_embed is None else tokens_BND + self.pos_embed
 

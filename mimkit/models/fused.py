@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mimkit.errors import UserError
 from mimkit.models.attention import attend
 from mimkit.models.blocks import EPS, AttentionBranch, Block, MlpBranch
 from mimkit.models.encoder import ImageEncoder
@@ -21,6 +22,8 @@ def fused(model: ImageEncoder) -> ImageEncoder:
     batches only: on a V100 two branches side by side ran 21-47 % faster up to a batch of 4, and
     slower from 16 on (P, Table 4).
     """
+    if any(isinstance(block, FusedBlock) for block in model.encoder.blocks):
+        raise UserError("the encoder is fused already")
     fast = copy.deepcopy(model).eval()
     blocks = [FusedBlock(cast(Block, block)) for block in fast.encoder.blocks]
     fast.encoder.blocks = nn.ModuleList(blocks)

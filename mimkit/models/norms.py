@@ -46,7 +46,8 @@ class BatchNorm2d(nn.BatchNorm2d):
         weight_C, bias_C = self.weight.float(), self.bias.float()
         pooled = self.training and self.statistics != "frozen"
         with _full_precision(input.device.type):
-            if pooled and (counted_BHW is not None or _world_size() > 1):
+            few = features.numel() <= self.num_features  # one place, which torch refuses
+            if pooled and (counted_BHW is not None or _world_size() > 1 or few):
                 normed = self._pooled(features, weight_C, bias_C, counted_BHW)
             else:
                 normed = self._local(features, weight_C, bias_C, pooled=pooled)

@@ -65,6 +65,8 @@ def movement(sequential: ImageEncoder, grouped: ImageEncoder, image_BCHW: Tensor
 
 
 def _check(encoder: Encoder, branches: int) -> None:
+    if not all(isinstance(block, Block) for block in encoder.blocks):
+        raise UserError("a fused encoder cannot be regrouped; regroup it first, then fuse it")
     if encoder.branches != 1:
         raise UserError(
             f"the encoder has {encoder.branches} branches a block; only one with "

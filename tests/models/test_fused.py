@@ -4,10 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+from mimkit.errors import UserError
 from mimkit.models.blocks import Block, draw_keep
 from mimkit.models.encoder import Encoder, ImageEncoder
 from mimkit.models.fused import FusedBlock, fused
 from mimkit.models.init import initialise
+from mimkit.models.regroup import regroup
 from mimkit.models.stems import STEMS
 
 POSITIONS = ["absolute", "relative_shared", "relative", "none"]
@@ -101,8 +103,6 @@ def test_the_model_is_left_as_it_was_and_the_copy_is_for_inference() -> None:
             parameter.zero_()
     assert model.training and all(parameter.requires_grad for parameter in model.parameters())
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    with pytest.raises(AssertionError, match="fused already"):
-        fused(wide)
 
 
 def test_multipliers_of_another_number_of_branches_are_an_error() -> None:
@@ -126,3 +126,12 @@ def test_bf16_in_either_form_is_near_and_keeps_the_stream(dropping: bool) -> Non
     assert pure_BND.dtype == torch.bfloat16
     for near_BND in (mixed_BND, pure_BND):
         assert (near_BND - exact_BND).norm() / exact_BND.norm() < 0.02
+
+
+def test_what_is_fused_is_neither_fused_again_nor_regrouped() -> None:
+    stem = STEMS["linear"](width=32)
+    fast = fused(ImageEncoder(stem, Encoder(width=32, heads=4, depth=2, grid=(2, 3))).eval())
+    with pytest.raises(UserError, match="fused already"):
+        fused(fast)
+    with pytest.raises(UserError, match="regroup it first"):
+        regroup(fast, branches=2)

@@ -161,3 +161,28 @@ def test_a_folded_stem_gives_the_same_tokens(name: str, settings, statistics: st
     again = STEMS[folded.name](**folded.settings)
     again.load_state_dict(folded.state_dict())
     assert torch.equal(again.eval()(image_BCHW), folded(image_BCHW))
+
+
+def test_a_folded_stem_keeps_device_and_dtype_and_draws_nothing() -> None:
+    stem = build("hmlp", {}).double().eval()
+    before = torch.get_rng_state()
+    folded = stem.folded()
+    assert torch.equal(torch.get_rng_state(), before)
+    image_BCHW = torch.rand(SHAPE, dtype=torch.float64)
+    assert folded(image_BCHW).dtype == torch.float64
+    torch.testing.assert_close(folded(image_BCHW), stem(image_BCHW), rtol=0, atol=1e-6)
+    assert not any(parameter.requires_grad for parameter in folded.parameters())
+
+
+@pytest.mark.parametrize("name", STEMS.names())
+@pytest.mark.parametrize("num_visible", [0, 1])
+def test_one_visible_patch_and_none_are_no_trouble(name: str, num_visible: int) -> None:
+    """A dilated mask may leave none; one is too few for torch's own batch norm."""
+    settings = {"statistics": "visible"} if name in WITH_STATISTICS else {}
+    stem = build(name, settings).train()
+    mask_BN = torch.ones(1, 6, dtype=torch.bool)
+    mask_BN[0, :num_visible] = False
+    tokens_BND = stem(torch.rand(1, 3, 32, 48), mask_BN)
+    tokens_BND.sum().backward()
+    assert tokens_BND.isfinite().all()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in stem.parameters())

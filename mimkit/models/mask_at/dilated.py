@@ -1,4 +1,4 @@
-"""After the stem, with the mask widened by what the stem sees: no visible token has seen it."""
+"""After the stem, with the mask widened by what the stem sees, so that no visible token saw it."""
 
 import math
 
@@ -15,7 +15,8 @@ class Dilated(MaskAt):
     """Every token that can see a masked pixel is replaced by the mask token.
 
     Tokens of the rim are hidden but not predicted: the targets are those of the other placements,
-    the visible patches are fewer. For patchwise stems it is `after_stem`.
+    the visible patches are fewer. For patchwise stems it is `after_stem`. Batch statistics over all
+    patches still carry masked pixels everywhere; stem.statistics=visible ends that.
     """
 
     def hidden(self, mask_BN: Tensor, *, stem: Stem, grid: Grid) -> Tensor:

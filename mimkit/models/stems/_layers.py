@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Literal
 
+import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
@@ -91,7 +92,10 @@ class LayeredStem(Stem):
             return super().folded()
         fused = [_fused(layer, after) for layer, after in pairwise([*layers, nn.Identity()])]
         convolutions = [layer for layer in fused if isinstance(layer, nn.Conv2d)]
-        twin = self._without_norms()
+        first = convolutions[0].weight
+        with torch.device("meta"):  # draws no initial weights
+            twin = self._without_norms()
+        twin = twin.to_empty(device=first.device).to(first.dtype)
         targets = [layer for layer in twin.sequence if isinstance(layer, nn.Conv2d)]
         for target, source in zip(targets, convolutions, strict=True):
             target.load_state_dict(source.state_dict())

@@ -44,7 +44,7 @@ class Conv(LayeredStem):
         if patch_size != 16:
             raise UserError(
                 f"stem 'conv' has no patches of {patch_size}: its channel plans are for 16; set "
-                "encoder.patch_size=16, or stem.name to linear, hmlp or levit"
+                "encoder.patch_size=16, or stem.name to linear, hmlp, levit or local"
             )
         layers: list[nn.Module] = []
         inputs = 3

@@ -1,0 +1,177 @@
+"""Training with a token bank: the losses of training without it, and no tokenizer in the step."""
+
+import json
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from commands import ROOT, command, pretrain
+
+from mimkit import build
+from mimkit.banks import fill, halves, open_banks
+from mimkit.batch import to_unit
+from mimkit.cli import main
+from mimkit.config import Config, load_config
+from mimkit.data.loader import slot_loader
+from mimkit.data.sampler import Slot
+
+DEFAULT = ROOT / "configs" / "default.yaml"
+CPU = torch.device("cpu")
+
+
+def config_of(words: list[str]) -> Config:
+    return load_config(DEFAULT, words)
+
+
+@pytest.fixture(scope="module")
+def bank(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two epochs, by the command, with a loader process."""
+    out = tmp_path_factory.mktemp("banks") / "bank"
+    assert main(["make_tokens", str(out), "--epochs", "2", *tiny]) == 0
+    return out
+
+
+def metrics(run: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "images_per_second"} for line in lines]
+
+
+@pytest.mark.parametrize("words", [[], ["stem=linear", "mask=random", "engine.workers=2"],
+                                   ["encoder.size=Ti2x2", "encoder.depth=null"]])  # fmt: skip
+def test_losses_with_a_bank_are_those_without(bank, tiny, words, tmp_path: Path) -> None:
+    """To the last bit, over the end of the first epoch: 14 updates of 8 among 96 images."""
+    words = [*tiny, "train.steps=14", *words]
+    words = [word for word in words if word != "encoder.depth=1" or "x2" not in str(words)]
+    assert pretrain([*words, f"output.dir={tmp_path / 'without'}"]) == 0
+    with mock.patch("mimkit.tokenizers.dvae.DvaeTokenizer.encode") as encode:
+        encode.side_effect = _only_pictures
+        words += [f"engine.token_bank={bank}", f"output.dir={tmp_path / 'with'}"]
+        assert pretrain(words) == 0
+    assert metrics(tmp_path / "with") == metrics(tmp_path / "without")
+    with_bank, without = (json.loads((tmp_path / name / "summary.json").read_text())
+                          for name in ("with", "without"))  # fmt: skip
+    same = {"heldout_loss", "unigram_entropy", "position_loss", "knn_top1"}
+    assert {k: with_bank[k] for k in same} == {k: without[k] for k in same}
+
+
+def _only_pictures(view_BChw: torch.Tensor) -> torch.Tensor:
+    """The only one to ask the tokenizer is the picture of eight held-out images."""
+    assert len(view_BChw) == 8 and view_BChw.shape[-1] == 32
+    return torch.zeros(8, 16, dtype=torch.int64)
+
+
+def test_no_second_view_is_rendered(bank: Path, tiny: list[str]) -> None:
+    config = config_of([*tiny, f"engine.token_bank={bank}"])
+    tokenizer = build.build_tokenizer(config)
+    train, heldout = build.build_data(config.data)
+    banks = open_banks(config, tokenizer, train, heldout, steps=6)
+    loader = slot_loader(source=train, view=build.build_views(config.data, "patches"), seed=0,
+                         batches=[[Slot(0, 3)]], workers=0)  # fmt: skip
+    (batch,) = loader
+    assert batch.token_view_BChw.shape == (1, 3, 0, 0)
+    assert batch.patch_view_BCHW.shape == (1, 3, 32, 32)
+    assert banks.train.row(0, 3).dtype == np.uint16
+
+
+def test_rows_are_the_tokens_of_the_views_that_training_sees(bank: Path, tiny: list[str]) -> None:
+    """Sample by sample, one at a time, in both epochs; and of the held-out centre views."""
+    config = config_of([*tiny, f"engine.token_bank={bank}"])
+    tokenizer = build.build_tokenizer(config)
+    train, heldout = build.build_data(config.data)
+    banks = open_banks(config, tokenizer, train, heldout, steps=20)
+    assert banks.heldout is not None
+    for source, view, found, epochs in (
+        (train, build.build_views(config.data), banks.train, (0, 1)),
+        (heldout, build.build_probe_view(config.data), banks.heldout, (0,)),
+    ):
+        for epoch in epochs:
+            slots = [[Slot(epoch, sample)] for sample in (0, 5, len(source) - 1)]
+            loader = slot_loader(source=source, view=view, seed=config.seed, batches=slots,
+                                 workers=0)  # fmt: skip
+            for ((_, sample, *_),), batch in zip(slots, loader, strict=True):
+                expected_N = tokenizer.encode(to_unit(batch.token_view_BChw))[0]
+                assert (found.row(epoch, sample) == expected_N.numpy()).all()
+    assert (banks.train.row(0, 0) != banks.train.row(1, 0)).any(), "epochs have other crops"
+
+
+def test_copies_of_a_weighted_set_have_rows_of_their_own(tiny: list[str], tmp_path: Path) -> None:
+    config = config_of(tiny)
+    pattern = config.data.train
+    sets = [{"shards": pattern, "weight": 1.5}]
+    data = config.data.model_copy(update={"train": type(config.data)(train=sets).train})
+    config = config.model_copy(update={"data": data})
+    tokenizer = build.build_tokenizer(config)
+    train, _ = build.build_data(config.data)
+    (half,) = halves(config, tokenizer, train, None)
+    assert len(half.rows(0)) == 144 and half.binding["num_samples"] == 192
+    fill(half, tmp_path, tokenizer, epochs=1, device=CPU)
+    config = config.model_copy(
+        update={"engine": config.engine.model_copy(update={"token_bank": str(tmp_path)})}
+    )
+    banks = open_banks(config, tokenizer, train, None, steps=18)
+    twice = [row for row in half.rows(0) if row >= 96]
+    assert any((banks.train.row(0, r) != banks.train.row(0, r - 96)).any() for r in twice)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["seed=1"], "seed: the bank has 0, this run 1"),
+        (["data.jitter=0.3"], "'jitter': 0.4}, this run {'jitter': 0.3}"),
+        (["data.subset=0.5"], "data: the bank has"),
+        (["data.heldout_limit=12"], "heldout_limit"),
+        (["train.steps=30"], "holds tokens of 2 epochs, and this run needs 3"),
+        (["engine.token_bank=nowhere"], "nowhere/train is no token bank"),
+        (["tokenizer=pixels", "tokenizer.patch=8"], "has no words"),
+    ],
+)
+def test_a_bank_that_does_not_fit_is_refused_before_training(
+    bank: Path, tiny: list[str], tmp_path: Path, words: list[str], message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    if words[0] == "tokenizer=pixels":
+        tiny = [word for word in tiny if not word.startswith("tokenizer.path")]
+    given = [*tiny, f"engine.token_bank={bank}", f"output.dir={tmp_path / 'run'}", *words]
+    assert pretrain(given) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_an_interrupted_command_goes_on_and_ranks_share_the_work(
+    bank: Path, tiny: list[str], tmp_path: Path
+) -> None:
+    """Each of two ranks by itself, one after the other; the same files come out."""
+    out = tmp_path / "shared"
+    for rank in ("1", "0", "1"):
+        words = ["-m", "mimkit", "make_tokens", out, "--epochs", "2", "--workers", "0", *tiny]
+        ended = command(words, cwd=tmp_path, env={"RANK": rank, "WORLD_SIZE": "2"})
+        assert ended.code == 0, ended.err
+    names = sorted(str(path.relative_to(bank)) for path in bank.rglob("*") if path.is_file())
+    assert sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()) == names
+    assert all((out / name).read_bytes() == (bank / name).read_bytes() for name in names)
+
+
+def test_the_estimate_says_what_it_costs_and_saves(tiny, tmp_path: Path, capsys) -> None:
+    assert (
+        main(["make_tokens", str(tmp_path / "bank"), "--estimate", "--epochs", "100", *tiny]) == 0
+    )
+    said = capsys.readouterr().out
+    assert "100 epochs of 96 images, 16 tokens each: 0.000307 GB" in said
+    assert "it pays from run number" in said
+    assert not (tmp_path / "bank").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--epochs", "0"], "--epochs is 0"),
+        (["engine.token_bank=x"], "is for pretraining"),
+        (["tokenizer.path=nowhere.safetensors"], "nowhere.safetensors"),
+    ],
+)
+def test_bad_input_of_the_command(tiny, tmp_path: Path, words, message, capsys) -> None:
+    assert main(["make_tokens", str(tmp_path / "bank"), *tiny, *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "bank").exists()
