@@ -2,21 +2,25 @@
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from commands import pretrain
 from safetensors import safe_open
 
 from mimkit import build
 from mimkit.cli import main
 from mimkit.config import load_config, to_yaml
-from mimkit.encoder_io import export_run, load_run
+from mimkit.encoder_io import export_run, load_encoder, load_run
 from mimkit.errors import UserError
 from mimkit.export import EXPORTERS
 from mimkit.export.timm import load
+from mimkit.files import sha256
 from mimkit.models.regroup import regroup
+from mimkit.models.resize import resized
 from mimkit.train import checkpoint
 
 
@@ -43,18 +47,126 @@ def test_a_checkpoint_can_be_chosen(finished_run: Path) -> None:
         assert not torch.allclose(first(_images()), last(_images()), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", EXPORTERS.names())
+FORMATS = [
+    pytest.param(
+        name,
+        marks=[
+            pytest.mark.skipif(any(find_spec(p) is None for p in EXPORTERS[name]().packages),
+                               reason="needs mimkit[export]"),
+            *([] if EXPORTERS[name]().casts else [pytest.mark.slow]),
+        ],
+    )
+    for name in EXPORTERS.names()
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
 def test_the_exported_encoder_of_a_run_gives_the_same_features(
     name: str, finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "encoder.safetensors"
+    out = tmp_path / "encoder"
     assert main(["export", str(finished_run), "--format", name, str(out)]) == 0
     assert str(out) in capsys.readouterr().out
     _, encoder, _ = load_run(finished_run)
+    exporter = EXPORTERS[name]()
+    loaded = exporter.load(out)
     with torch.no_grad():
-        ours, theirs = encoder(_images()), load(out).forward_features(_images())
-    assert float((ours - theirs).abs().max()) <= 1e-5
+        ours, theirs = encoder(_images()), exporter.tokens(loaded, _images())
+    assert float((ours - theirs).abs().max()) <= exporter.tolerance
     assert float(ours.std()) > 0.1
+
+
+def test_the_card_says_what_was_trained_on_what_and_proves_it(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "encoder.safetensors"
+    words = [str(finished_run), str(out), "--format", "safetensors", "--licence", "cc-by-4.0"]
+    assert main(["export", *words]) == 0
+    card = (tmp_path / "encoder.safetensors.md").read_text()
+    head = yaml.safe_load(card.split("---")[1])
+    assert (head["license"], head["library_name"]) == ("cc-by-4.0", "mimkit")
+    assert head["pipeline_tag"] == "image-feature-extraction"
+    run = json.loads((finished_run / "run.json").read_text())["facts"]
+    summary = json.loads((finished_run / "summary.json").read_text())
+    leaks = json.loads((finished_run / "audits" / "leak.json").read_text())
+    for said in (
+        f"| train digest | {run['train_digest']} |", f"| tokenizer | {run['tokenizer']} |",
+        "| updates | 6 |", "| images seen | 48 |", "| batch | 8 |",
+        f"| heldout_loss | {summary['heldout_loss']:.4g} |",
+        f"moves {leaks[0]['visible_moved']:.1%} of the visible tokens",
+        "## Intended use", "| 32x32 | 4 | 0.0e+00 | 0.0e+00 |", "In bfloat16", "CPU thread",
+        f"| encoder.safetensors | sha256 `{sha256(out)}` |",
+    ):  # fmt: skip
+        assert said in card, said
+    assert str(finished_run.parent) not in card, "a path of this machine"
+    assert str(finished_run.parent) not in str(load_encoder(out).about)
+
+
+@pytest.mark.parametrize("text", ["64", "48x64"])
+def test_positions_are_interpolated_to_the_size_asked_for(
+    text: str, finished_run: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "encoder"
+    words = [str(finished_run), str(out), "--format", "timm", "--image-size", text]
+    assert main(["export", *words]) == 0
+    height, width = (int(side) for side in (text.split("x") * 2)[:2])
+    _, encoder, _ = load_run(finished_run)
+    images = torch.randn(1, 3, height, width)
+    with torch.no_grad():
+        expected = resized(encoder, (height // 8, width // 8))(images)
+        got = load(out).forward_features(images)
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+    assert f"for images of {height}x{width} pixels" in (tmp_path / "encoder.md").read_text()
+    assert "| positions_from | [32, 32] |" in (tmp_path / "encoder.md").read_text()
+
+
+@pytest.mark.parametrize("text", ["0", "32x", "big", "32x32x32", "33"])
+def test_a_size_that_is_none_is_refused(
+    text: str, finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(finished_run), str(tmp_path / "out"), "--image-size", text]
+    assert main(["export", *words]) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    expected = "33x33 pixels does not divide" if text == "33" else f"--image-size is '{text}'"
+    assert expected in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def _run_of(base: Path, folder: Path, *overrides: str) -> Path:
+    """A run folder with these settings, its model as initialised."""
+    config = load_config(base / "config.yaml", list(overrides))
+    weights = build.build_model(config, prediction_dim=64).state_dict()
+    folder.mkdir()
+    (folder / "config.yaml").write_text(to_yaml(config))
+    state = checkpoint.Checkpoint(updates=1, position=8, weights=weights, moments={})
+    checkpoint.save(folder / "checkpoints", state, keep=1)
+    return folder
+
+
+@pytest.mark.parametrize("stem", ["linear", "linear_bn"])
+def test_a_run_is_exported_with_its_head(stem: str, finished_run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    run = _run_of(finished_run, tmp_path / "run", f"stem={stem}", "encoder.positions=relative")
+    words = [str(run), str(tmp_path / "model"), "--format", "hf", "--with-head"]
+    assert main(["export", *words, *(["--fold"] if stem == "linear_bn" else [])]) == 0
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert config["architectures"] == ["BeitForMaskedImageModeling"]
+    assert config["vocab_size"] == 64
+    loaded = EXPORTERS["hf"]().load(tmp_path / "model")
+    original = build.build_model(load_config(run / "config.yaml"), prediction_dim=64).eval()
+    mask_BN = torch.arange(16)[None].expand(3, -1) % 3 == 0
+    with torch.no_grad():
+        got = loaded(_images(), bool_masked_pos=mask_BN).logits[mask_BN]
+        torch.testing.assert_close(got, original(_images(), mask_BN), rtol=0, atol=1e-5)
+    assert "| Metrics" not in (card := (tmp_path / "model" / "README.md").read_text())
+    assert "## Metrics\n\nNone on record." in card
+
+
+def test_a_head_of_another_placement_is_refused(finished_run: Path, tmp_path: Path) -> None:
+    run = _run_of(finished_run, tmp_path / "run", "stem=linear", "mask_at=before_stem")
+    with pytest.raises(UserError, match=r"mask_at=before_stem.*leave --with-head out"):
+        export_run(run, format_name="hf", out=tmp_path / "model", with_head=True)
+    assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.slow
@@ -70,7 +182,7 @@ def test_the_proof_runs_on_held_out_images_or_on_the_embedded_ones(
     (run / "config.yaml").write_text(config.replace(str(heldout), "/nowhere/heldout"))
     reports = [export_run(folder, format_name="timm", out=tmp_path / f"{number}.safetensors")
                for number, folder in enumerate((finished_run, run))]  # fmt: skip
-    assert [done.report.images for done in reports] == [8, 8]
+    assert [done.report.images for done in reports] == [4, 4]
     assert all(done.report.max_difference <= 1e-5 for done in reports)
     assert all(len(done.moved) == 0 for done in reports)
 
@@ -96,15 +208,8 @@ def test_a_parallel_run_trains_with_drop_path_and_is_exported(
 
 @pytest.fixture
 def deep_run(finished_run: Path, tmp_path: Path) -> Path:
-    """A run folder of four blocks, its encoder as initialised."""
-    config = load_config(finished_run / "config.yaml", ["encoder.size=Ti4"])
-    weights = build.build_model(config, prediction_dim=64).state_dict()
-    run = tmp_path / "deep"
-    run.mkdir()
-    (run / "config.yaml").write_text(to_yaml(config))
-    state = checkpoint.Checkpoint(updates=1, position=8, weights=weights, moments={})
-    checkpoint.save(run / "checkpoints", state, keep=1)
-    return run
+    """A run folder of four blocks."""
+    return _run_of(finished_run, tmp_path / "deep", "encoder.size=Ti4")
 
 
 def test_a_regrouped_encoder_is_exported_with_how_far_it_moved(
@@ -123,7 +228,7 @@ def test_a_regrouped_encoder_is_exported_with_how_far_it_moved(
         )
     with safe_open(out, framework="pt") as file:
         moved = json.loads(file.metadata()["regrouped"])
-    assert (moved["branches"], moved["images"]) == (2, 8)
+    assert (moved["branches"], moved["images"]) == (2, 4)
     assert [row["block"] for row in moved["moved"]] == [1, 2]
     lines = [line.split() for line in said.splitlines()]
     for row, made_of in zip(moved["moved"], ("1-2", "3-4"), strict=True):

@@ -2,8 +2,20 @@
 
   python tools/export.py runs/latest --format timm encoder.safetensors
 
-The file is loaded back by the other library and run on the same images; if any number differs by
-more than 1e-5, nothing is written and the exit code is 2.
+The formats:
+
+  safetensors  mimkit's own: mimkit.load_encoder("encoder.safetensors")
+  timm         timm's VisionTransformer, or Beit for relative positions, as one safetensors file
+  hf           a folder for HuggingFace's transformers: BeitModel, ViTModel, or a modelling file
+  onnx         ONNX, any batch, one size of images
+  pt2          torch.export's archive, any batch, one size of images
+
+The export is loaded back by the other library and run on the same images; if any number differs by
+more than 1e-5 (ONNX 1e-4), nothing is written and the exit code is 2. A model card with the proof
+is written beside the file (OUT.md), or into the folder as README.md.
+
+  python tools/export.py runs/latest --format onnx encoder.onnx --image-size 384
+  python tools/export.py runs/latest --format hf beit --with-head --fold --licence apache-2.0
 
   python tools/export.py runs/latest --format timm --regroup 2 parallel.safetensors
 
@@ -14,30 +26,21 @@ proof then compares the file with the regrouped encoder.
 """
 
 import argparse
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mimkit.errors import UserError
+
 if TYPE_CHECKING:
+    from mimkit.export import ExportReport
     from mimkit.models.regroup import Movement
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="mimkit export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("run", type=Path, help="a run folder or one of its checkpoints")
-    parser.add_argument("out", type=Path, help="the file to write")
-    parser.add_argument("--format", default="timm", help="the library to write for (default: timm)")
-    parser.add_argument(
-        "--regroup",
-        type=int,
-        metavar="N",
-        help="make N consecutive blocks the branches of one; N divides the depth (default: do not)",
-    )
-    arguments = parser.parse_args(argv)
+    arguments = _parser().parse_args(argv)
+    image_size = _size(arguments.image_size)
     from mimkit.encoder_io import export_run
 
     done = export_run(
@@ -45,19 +48,74 @@ def main(argv: Sequence[str]) -> int:
         format_name=arguments.format,
         out=arguments.out,
         branches=arguments.regroup,
+        image_size=image_size,
+        fold=arguments.fold,
+        with_head=arguments.with_head,
+        licence=arguments.licence,
     )
-    report = done.report
     if done.moved:
-        print(_table(done.moved, branches=arguments.regroup, images=report.images))
-    print(
-        f"wrote {report.path}: {report.parameters / 1e6:.2f} M parameters, "
-        f"{report.bytes / 2**20:.1f} MiB\n"
-        f"proof: on {report.images} images the outputs differ by at most "
-        f"{report.max_difference:.1e} (allowed {report.tolerance:.0e})\n"
-        f"load it: from mimkit.export.{arguments.format} import load; "
-        f"model = load('{report.path}')"
-    )
+        print(_table(done.moved, branches=arguments.regroup, images=done.report.images))
+    print(_said(done.report))
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mimkit export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, help="a run folder or one of its checkpoints")
+    parser.add_argument("out", type=Path, help="the file or folder to write")
+    parser.add_argument("--format", default="timm", help="the format (default: timm)")
+    parser.add_argument(
+        "--image-size",
+        metavar="N or HxW",
+        help="interpolate positions to this size in pixels (default: the run's)",
+    )
+    parser.add_argument(
+        "--fold", action="store_true", help="put the stem's batch norms into its convolutions"
+    )
+    parser.add_argument(
+        "--with-head",
+        action="store_true",
+        help="the mask token and the head too (format hf, linear stems)",
+    )
+    parser.add_argument(
+        "--licence", default="unknown", help="of the weights, for the card (default: unknown)"
+    )
+    parser.add_argument(
+        "--regroup",
+        type=int,
+        metavar="N",
+        help="make N consecutive blocks the branches of one; N divides the depth (default: do not)",
+    )
+    return parser
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    """`384` or `192x320`: height and width."""
+    if text is None:
+        return None
+    sides = text.split("x") if "x" in text else [text, text]
+    if len(sides) != 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
+        raise UserError(
+            f"--image-size is '{text}'; expected pixels of a square, such as 384, or height x "
+            "width, such as 192x320"
+        )
+    return int(sides[0]), int(sides[1])
+
+
+def _said(report: "ExportReport") -> str:
+    sizes = ", ".join(f"{found.height}x{found.width}" for found in report.comparisons)
+    return (
+        f"wrote {report.path}: {report.architecture}, {report.parameters / 1e6:.2f} M parameters, "
+        f"{report.bytes / 2**20:.1f} MiB\n"
+        f"proof: on {report.images} images, at {sizes} pixels, outputs differ by at most "
+        f"{report.max_difference:.1e} (allowed {report.tolerance:.0e})\n"
+        f"one image: {report.latency.loaded:.1f} ms, in mimkit {report.latency.source:.1f} ms\n"
+        f"load it:\n{textwrap.indent(report.usage, '  ')}"
+    )
 
 
 def _table(moved: "Sequence[Movement]", *, branches: int, images: int) -> str:

@@ -1,10 +1,15 @@
-"""safetensors that open in timm's own VisionTransformer, with the stem as its `embed_layer`.
+"""safetensors that open in timm's own classes; the metadata say which, under "architecture".
 
-With the linear stem the file needs timm and safetensors only:
+VisionTransformer, with our stem as its `embed_layer`. With the linear stem the file needs timm and
+safetensors only:
 
     VisionTransformer(**json.loads(metadata["timm"])).load_state_dict(load_file(path))
 
-With another stem, `mimkit.export.timm.load(path)` builds the same timm model around it.
+With another stem one file of source is written beside it, which needs no mimkit either:
+
+    import mimkit_stem_hmlp
+    embed_layer = mimkit_stem_hmlp.embed_layer(json.loads(metadata["stem"])["settings"])
+    model = VisionTransformer(**json.loads(metadata["timm"]), embed_layer=embed_layer)
 
 An encoder of several branches a block is made of timm's ParallelThingsBlock. That is a class, which
 JSON cannot hold, so the metadata of such a file say its name and its number of branches besides,
@@ -14,104 +19,139 @@ JSON cannot hold, so the metadata of such a file say its name and its number of 
     model = VisionTransformer(**json.loads(metadata["timm"]), block_fn=block)
     model.load_state_dict(load_file(path))
 
-The other way, `load_timm_weights` reads the weights of such a model of timm's into an encoder.
+Beit, for BEiT's relative positions, which VisionTransformer does not have; its stem is linear.
+
+The other way, `load_timm_weights` reads the weights of such a VisionTransformer into an encoder.
 """
 
+import copy
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from timm.layers.patch_embed import PatchEmbed
+from timm.models.beit import Beit
 from timm.models.vision_transformer import Block, ParallelThingsBlock, VisionTransformer
 from torch import Tensor, nn
 
 from mimkit.errors import UserError
 from mimkit.export import EXPORTERS, Exporter
 from mimkit.export._names import (
-    TIMM_BLOCK,
-    TIMM_LINEAR,
-    TIMM_PARALLEL_BLOCK,
-    TIMM_STEM,
-    TIMM_TOKENS,
+    TIMM_POSITIONS,
     check_equal_names,
     rename,
+    reversed_table,
+    with_full_bias,
+    without_key_bias,
 )
-from mimkit.models.encoder import Encoder, ImageEncoder
-from mimkit.models.stems import STEMS, Stem
+from mimkit.export._recipe import is_plain_linear, stem_recipe
+from mimkit.export._tensors import read_tensors, write_tensors
+from mimkit.export._timm_recipe import (
+    beit_arguments,
+    beit_table,
+    block_recipe,
+    check_beit,
+    usage_of_vit,
+    vit_arguments,
+    vit_table,
+)
+from mimkit.export._timm_stem import StemEmbed, stem_file, stem_module
+from mimkit.models.encoder import ImageEncoder
+from mimkit.models.stems import STEMS
 
 FORMAT = "mimkit.timm.1"
-
-
-class StemEmbed(nn.Module):
-    """A stem where timm expects a patch embedding; the arguments are those timm gives it."""
-
-    def __init__(
-        self,
-        img_size: int | tuple[int, int],
-        patch_size: int,
-        in_chans: int,
-        embed_dim: int,
-        bias: bool = True,
-        dynamic_img_pad: bool = False,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        stem: Stem,
-    ) -> None:
-        super().__init__()
-        assert (in_chans, embed_dim, patch_size) == (3, stem.width, stem.patch_size)
-        assert bias and not dynamic_img_pad
-        height, width = img_size if isinstance(img_size, tuple | list) else (img_size, img_size)
-        self.stem = stem.to(device=device, dtype=dtype)
-        self.patch_size = (patch_size, patch_size)
-        self.img_size = (height, width)
-        self.grid_size = stem.grid(height, width)
-        self.num_patches = self.grid_size[0] * self.grid_size[1]
-
-    def feat_ratio(self, as_scalar: bool = True) -> int | tuple[int, int]:
-        return self.patch_size[0] if as_scalar else self.patch_size
-
-    def forward(self, image_BCHW: Tensor) -> Tensor:
-        tokens_BND: Tensor = self.stem(image_BCHW)
-        return tokens_BND
 
 
 @EXPORTERS.register
 class Timm(Exporter):
     """One safetensors file: weights under timm's names, and in its metadata how to rebuild them."""
 
+    library = "timm"
+
+    def architecture(self, encoder: ImageEncoder) -> str:
+        if encoder.encoder.positions not in TIMM_POSITIONS:
+            return VisionTransformer.__name__
+        check_beit(encoder)
+        return Beit.__name__
+
     def write(self, encoder: ImageEncoder, path: Path, *, metadata: Mapping[str, str]) -> None:
-        _check_fits(encoder.encoder)
-        recipe = _recipe(encoder)
-        weights = rename(_with_full_bias(encoder.state_dict()), _table(encoder))
-        contiguous = {name: weight.contiguous() for name, weight in weights.items()}
-        # save_file would make a file that only its owner can read.
-        path.write_bytes(save(contiguous, metadata={**metadata, **recipe}))
+        architecture = self.architecture(encoder)
+        if architecture == Beit.__name__:
+            weights = rename(without_key_bias(encoder.state_dict()), beit_table(encoder.encoder))
+            arguments = beit_arguments(encoder)
+        else:
+            weights = rename(with_full_bias(encoder.state_dict()), vit_table(encoder))
+            arguments = vit_arguments(encoder)
+        recipe = {
+            "mimkit_format": FORMAT,
+            "architecture": architecture,
+            "timm": json.dumps(arguments),
+            "stem": json.dumps(stem_recipe(encoder.stem)),
+            **block_recipe(encoder.encoder),
+        }
+        write_tensors(path, weights, metadata={**metadata, **recipe})
 
     def load(self, path: Path) -> nn.Module:
         metadata, weights = _read(path)
-        classes: dict[str, Any] = {
-            "embed_layer": _embed_layer(json.loads(metadata["stem"])),
-            "block_fn": _block(json.loads(metadata["block"])) if "block" in metadata else Block,
-        }
-        model: nn.Module = VisionTransformer(**json.loads(metadata["timm"]), **classes)
+        arguments = json.loads(metadata["timm"])
+        if metadata["architecture"] == Beit.__name__:
+            model: nn.Module = Beit(**arguments)
+        else:
+            classes: dict[str, Any] = {
+                "embed_layer": _embed_layer(json.loads(metadata["stem"])),
+                "block_fn": _block(json.loads(metadata["block"])) if "block" in metadata else Block,
+            }
+            model = VisionTransformer(**arguments, **classes)
         check_equal_names(weights, model.state_dict())
         model.load_state_dict(weights)
         return model.eval()
 
     def tokens(self, loaded: nn.Module, image_BCHW: Tensor) -> Tensor:
-        assert isinstance(loaded, VisionTransformer)
+        assert isinstance(loaded, VisionTransformer | Beit)
         tokens_BND: Tensor = loaded.forward_features(image_BCHW)
         return tokens_BND
 
+    def at_size(self, loaded: nn.Module, height: int, width: int) -> nn.Module | None:
+        """By timm's own `set_input_size`; Beit's has another rule for relative tables than ours."""
+        if isinstance(loaded, Beit):
+            return None
+        assert isinstance(loaded, VisionTransformer)
+        sized = copy.deepcopy(loaded)
+        sized.set_input_size((height, width))
+        resized: nn.Module = sized
+        return resized
+
+    def beside(self, encoder: ImageEncoder) -> Mapping[str, str]:
+        if is_plain_linear(encoder.stem):
+            return {}
+        return {f"{stem_module(encoder.stem)}.py": stem_file(encoder.stem)}
+
+    def usage(self, encoder: ImageEncoder, path: Path) -> str:
+        kind = self.architecture(encoder)
+        imports = [
+            "import json",
+            "from safetensors import safe_open",
+            "from safetensors.torch import load_file",
+            f"from timm.models import {kind}",
+        ]
+        made = [f'model = {kind}(**json.loads(said["timm"]))']
+        if kind == VisionTransformer.__name__:
+            made = usage_of_vit(encoder, imports)
+        opened = [
+            f'with safe_open("{path.name}", framework="pt") as file:',
+            "    said = file.metadata()",
+        ]
+        loaded = [
+            f'model.load_state_dict(load_file("{path.name}"))',
+            "tokens = model.eval().forward_features(images)  # (B, 1 + N, D)",
+        ]
+        return "\n".join([*imports, *opened, *made, *loaded])
+
 
 def load(path: str | Path) -> nn.Module:
-    """An exported file as timm's VisionTransformer in eval mode; its output is the class token."""
+    """An exported file as timm's own model in eval mode; its output is the class token."""
     return Timm().load(Path(path))
 
 
@@ -132,7 +172,7 @@ def load_timm_weights(model: ImageEncoder, weights: Mapping[str, Tensor]) -> Non
             f"encoder.qkv_bias is {model.encoder.qkv_bias}, but timm's attention has a bias for "
             "keys too; make the encoder with encoder.qkv_bias=qkv"
         )
-    table = _table(model)
+    table = vit_table(model)
     expected = rename(model.state_dict(), table)
     try:
         check_equal_names(weights, expected)
@@ -141,48 +181,7 @@ def load_timm_weights(model: ImageEncoder, weights: Mapping[str, Tensor]) -> Non
             f"timm's {error}; both models need one size, one number of branches and the same "
             "image size, and timm's num_classes=0"
         ) from error
-    model.load_state_dict(rename(weights, {theirs: ours for ours, theirs in table.items()}))
-
-
-def _table(model: ImageEncoder) -> dict[str, str]:
-    """Ours -> timm's names for this stem and these blocks."""
-    stem = TIMM_LINEAR if _is_linear(model.stem) else TIMM_STEM
-    block = TIMM_BLOCK if model.encoder.branches == 1 else TIMM_PARALLEL_BLOCK
-    return {**stem, **TIMM_TOKENS, **block}
-
-
-def _check_fits(encoder: Encoder) -> None:
-    if encoder.positions in ("relative", "relative_shared"):
-        raise UserError(
-            f"encoder.positions is {encoder.positions}, but timm's VisionTransformer has no "
-            "relative position bias; pretrain with encoder.positions=absolute to export to timm"
-        )
-
-
-def _recipe(model: ImageEncoder) -> dict[str, str]:
-    """Metadata from which the model is rebuilt: timm's arguments and the stem's."""
-    encoder, stem = model.encoder, model.stem
-    image_size = [side * stem.patch_size for side in encoder.grid]
-    arguments = {
-        "img_size": image_size,
-        "patch_size": stem.patch_size,
-        "embed_dim": encoder.width,
-        "depth": encoder.depth,
-        "num_heads": encoder.heads,
-        "init_values": encoder.layer_scale,
-        "pos_embed": "learn" if encoder.positions == "absolute" else "none",
-        "final_norm": isinstance(encoder.norm, nn.LayerNorm),
-        "qkv_bias": True,
-        "class_token": True,
-        "global_pool": "token",
-        "num_classes": 0,
-    }
-    rebuild = {"name": stem.name, "settings": stem.settings}
-    recipe = {"format": FORMAT, "timm": json.dumps(arguments), "stem": json.dumps(rebuild)}
-    if encoder.branches > 1:
-        block = {"name": ParallelThingsBlock.__name__, "num_parallel": encoder.branches}
-        recipe["block"] = json.dumps(block)
-    return recipe
+    model.load_state_dict(rename(weights, reversed_table(table)))
 
 
 def _block(said: Mapping[str, Any]) -> Callable[..., nn.Module]:
@@ -194,42 +193,18 @@ def _block(said: Mapping[str, Any]) -> Callable[..., nn.Module]:
     return partial(ParallelThingsBlock, num_parallel=said["num_parallel"])
 
 
-def _embed_layer(stem: Mapping[str, Any]) -> Callable[..., nn.Module]:
-    if _is_patch_embed(stem["name"], stem["settings"]):
-        return PatchEmbed
-    return partial(StemEmbed, stem=STEMS[stem["name"]](**stem["settings"]))
-
-
-def _is_linear(stem: Stem) -> bool:
-    return _is_patch_embed(stem.name, stem.settings)
-
-
-def _is_patch_embed(name: str, settings: Mapping[str, Any]) -> bool:
-    """timm has the linear stem itself; a GELU behind it, it has not."""
-    return name == "linear" and not settings.get("gelu", False)
-
-
-def _with_full_bias(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """BEiT's separate query and value biases as one qkv bias whose key part is zero."""
-    full = dict(weights)
-    for name in weights:
-        if name.endswith(".q_bias"):
-            prefix = name.removesuffix("q_bias")
-            q_bias, v_bias = full.pop(name), full.pop(f"{prefix}v_bias")
-            full[f"{prefix}qkv.bias"] = torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])
-    return full
+def _embed_layer(recipe: Mapping[str, Any]) -> Callable[..., nn.Module]:
+    stem = STEMS[recipe["name"]](**recipe["settings"])
+    return PatchEmbed if is_plain_linear(stem) else partial(StemEmbed, stem=stem)
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot read {path} as safetensors: {error}") from error
-    if metadata.get("format") != FORMAT:
+    metadata, weights = read_tensors(path)
+    found = metadata.get("mimkit_format", metadata.get("format"))
+    if found != FORMAT:
         raise UserError(
-            f"{path} says its format is '{metadata.get('format')}', expected '{FORMAT}'; give a "
-            "file written by `tools/export.py RUN --format timm OUT`"
+            f"{path} says its format is '{found}', expected '{FORMAT}'; give a file written by "
+            "`tools/export.py RUN --format timm OUT`"
         )
-    return metadata, weights
+    # Files of mimkit 0.1 before there was a choice do not say it.
+    return {"architecture": VisionTransformer.__name__, **metadata}, weights

@@ -1,0 +1,134 @@
+"""What a run folder says about its encoder: in the metadata of exports, and on their cards."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mimkit.config import Config
+from mimkit.export._card import CardFacts
+from mimkit.models.encoder import ImageEncoder
+from mimkit.train import checkpoint
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What a run says of itself; empty where it has not said it yet."""
+    if not path.exists():
+        return {}
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def about_run(config: Config, newest: Path) -> dict[str, str]:
+    """What an export should say of its run, as strings; names, not paths of this machine."""
+    folder = newest.parent.parent
+    facts = read_json(folder / "run.json").get("facts", {})
+    return {
+        "mimkit_run": f"{folder.resolve().name}/{newest.name}",
+        "mimkit_config": config.name,
+        "tokenizer": str(facts.get("tokenizer", "not on record")),
+        "metrics": json.dumps(_metrics(folder)),
+    }
+
+
+def _metrics(folder: Path) -> dict[str, Any]:
+    """Of the finished run, what tells how good it is."""
+    summary = read_json(folder / "summary.json")
+    aside = ("leak_", "seconds_", "images_per_second", "steps", "substituted_samples")
+    return {name: value for name, value in summary.items() if not name.startswith(aside)}
+
+
+def card_facts(
+    config: Config, newest: Path, encoder: ImageEncoder, about: Mapping[str, str]
+) -> CardFacts:
+    """The card's tables.
+
+    Args:
+        newest: the checkpoint, in its run folder.
+        encoder: as it is exported, regrouped and at its size.
+        about: `about_run`, the licence, and what was done to the encoder since.
+    """
+    folder = newest.parent.parent
+    rows, columns = encoder.encoder.grid
+    patch = encoder.stem.patch_size
+    return CardFacts(
+        name=about["mimkit_run"],
+        licence=about["licence"],
+        mean=config.data.mean,
+        std=config.data.std,
+        image_size=(rows * patch, columns * patch),
+        sections={
+            "Model": _model_rows(encoder, about),
+            "Data": _data_rows(config, read_json(folder / "run.json").get("facts", {})),
+            "Budget": _budget_rows(config, newest),
+            "Metrics": _metrics(folder),
+            "Audits": dict(_audit_rows(folder)),
+        },
+    )
+
+
+def _model_rows(encoder: ImageEncoder, about: Mapping[str, str]) -> dict[str, object]:
+    inner = encoder.encoder
+    stem = ", ".join(f"{name}={value}" for name, value in encoder.stem.settings.items())
+    return {
+        "stem": f"{encoder.stem.name} ({stem})",
+        "width, heads": f"{inner.width}, {inner.heads}",
+        "blocks x branches": f"{inner.depth} x {inner.branches}",
+        "positions": inner.positions,
+        "tokenizer": about["tokenizer"],
+        **{name: about[name] for name in ("positions_from", "regrouped") if name in about},
+    }
+
+
+def _data_rows(config: Config, facts: Mapping[str, Any]) -> dict[str, object]:
+    """Names and digests; folders of the machine are nobody's business."""
+    return {
+        "train": _named(config.data.train),
+        "train digest": facts.get("train_digest", "not on record"),
+        "held out": _named(config.data.heldout),
+        "held-out digest": facts.get("heldout_digest", "not on record"),
+        "image size": config.data.image_size,
+        "crop scale, flip, jitter": f"{list(config.data.crop_scale)}, {config.data.flip}, "
+        f"{config.data.jitter}",
+    }
+
+
+def _named(which: Any) -> str:
+    """Sets and patterns without their folders."""
+    if which is None:
+        return "none"
+    if isinstance(which, list):
+        return ", ".join(map(_named, which))
+    return Path(which).name if isinstance(which, str) else _named(which.shards)
+
+
+def _budget_rows(config: Config, newest: Path) -> dict[str, object]:
+    state = checkpoint.read_state(newest)
+    summary = read_json(newest.parent.parent / "summary.json")
+    precision = read_json(newest.parent.parent / "run.json").get("facts", {}).get("precision")
+    return {
+        "updates": state["updates"],
+        "batch": config.train.batch_size,
+        "images seen": state["position"],
+        "planned epochs": config.train.epochs or "given in steps",
+        "peak learning rate, weight decay": f"{config.train.lr:g}, {config.train.weight_decay:g}",
+        "precision": precision or config.engine.precision,
+        "images a second": summary.get("images_per_second") or "not on record",
+        "seed": config.seed,
+    }
+
+
+def _audit_rows(folder: Path) -> list[tuple[str, str]]:
+    """The leak audit of the run; of any other, that it lies in the run folder."""
+    rows = []
+    for path in sorted((folder / "audits").glob("*.json")):
+        if path.name != "leak.json":
+            rows.append((path.stem, f"{path.name} in the run folder"))
+            continue
+        for leak in json.loads(path.read_text(encoding="utf-8")):
+            rows.append((
+                f"leak of pixels under the mask, {leak['mode']}",
+                f"moves {leak['visible_moved']:.1%} of the visible tokens, by "
+                f"{leak['mean_relative']:.1%} on average, {leak['max_relative']:.1%} at most",
+            ))  # fmt: skip
+    return rows

@@ -1,0 +1,64 @@
+"""Small encoders of every kind, images for them, and their exports."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from mimkit.export import EXPORTERS, ExportReport
+from mimkit.models.encoder import Encoder, ImageEncoder
+from mimkit.models.init import initialise
+from mimkit.models.stems import STEMS
+
+HALF = (0.5, 0.5, 0.5)
+
+
+def formats() -> list:
+    """Every format as a parameter; graphs take seconds each, and packages of an extra may be
+    missing."""
+    found = []
+    for name in EXPORTERS.names():
+        exporter = EXPORTERS[name]()
+        missing = [package for package in exporter.packages if find_spec(package) is None]
+        marks = [pytest.mark.skipif(bool(missing), reason=f"not installed: {missing}")]
+        marks += [] if exporter.casts else [pytest.mark.slow]
+        found.append(pytest.param(name, marks=marks))
+    return found
+
+
+def make_encoder(stem: str = "linear", *, stem_settings=None, **settings) -> ImageEncoder:
+    """2x3 patches of 16 pixels, every weight away from where it starts; in train mode."""
+    made = STEMS[stem](width=32, **(stem_settings or ({"depth": 1} if stem == "local" else {})))
+    encoder = Encoder(**{"width": 32, "heads": 4, "depth": 3, "grid": (2, 3), **settings})
+    model = ImageEncoder(made, encoder)
+    initialise(model, seed=0)
+    disturb(model)
+    model.train()(images(encoder.grid))  # running statistics move
+    return model
+
+
+def disturb(model: torch.nn.Module) -> None:
+    draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():  # more, and the stem's own rounding comes near 1e-5
+            parameter.add_(torch.randn(parameter.shape, generator=draw) * 0.05)
+
+
+def images(grid: tuple[int, int] = (2, 3), *, num: int = 4) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(2)
+    return torch.randn(num, 3, *(16 * side for side in grid), generator=draw)
+
+
+def export(model: ImageEncoder, path: Path, name: str = "timm", **settings) -> ExportReport:
+    return EXPORTERS[name]().export(
+        model,
+        path,
+        **{
+            "image_BCHW": images(model.encoder.grid),
+            "mean": HALF,
+            "std": HALF,
+            "metadata": {"run": "a test"},
+            **settings,
+        },
+    )
