@@ -5,9 +5,11 @@ ranks, workers, batch size or on what ran before.
 """
 
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 Rng = np.random.Generator
 
@@ -34,7 +36,19 @@ def generator(purpose: Purpose, *, seed: int, epoch: int = 0, sample: int = 0) -
     """
     key = np.array([seed, epoch], np.uint64)
     counter = np.array([0, sample, int(purpose), 0], np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+    return np.random.Generator(np.random.Philox(_Key(key), counter=counter))  # type: ignore[arg-type]
+
+
+class _Key(np.random.bit_generator.ISeedSequence):
+    """Hands Philox its key. `Philox(key=...)` gives the same numbers, but asks the operating system
+    for entropy first and throws it away: 6.8 us instead of 1.8."""
+
+    def __init__(self, key: NDArray[np.uint64]) -> None:
+        self._key = key
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[np.uint64]:
+        assert n_words == len(self._key) and dtype == np.uint64
+        return self._key
 
 
 def torch_generator(

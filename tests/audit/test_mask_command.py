@@ -86,8 +86,8 @@ def test_pictures_show_something_for_every_mask(tmp_path: Path) -> None:
         (["--count", "54", "--grid", "6", "9"], "set --count to 1..53"),
         (["--grid", "0", "9"], "--grid is 0 9; a mask needs at least 2 patches"),
         (["--grid", "-3", "-3"], "--grid is -3 -3"),
-        (["--draws", "0"], "--draws is 0; set it to 1 or more"),
-        (["--seed", "-1"], "--seed is -1; set it to 0 or more"),
+        (["--draws", "0"], "--draws is 0; set it to a number from 1"),
+        (["--seed", "-1"], "--seed is -1; set it to a number from 0"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_drawn(
@@ -107,9 +107,13 @@ def test_a_file_that_cannot_be_written_is_named(
     for flag, path in (
         ("--json", tmp_path / "taken" / "a.json"),
         ("--picture", tmp_path / "taken"),
+        ("--json", tmp_path),
     ):
-        assert audit(*QUICK, "--mask", "random", flag, path) == 2
-        assert f"cannot write {tmp_path / 'taken'}" in " ".join(capsys.readouterr().err.split())
+        with pytest.raises(SystemExit) as ended:  # before anything is drawn
+            audit(*QUICK, "--mask", "random", flag, path)
+        captured = capsys.readouterr()
+        assert ended.value.code == 2 and captured.out == ""
+        assert f"argument {flag}: '{path}'" in " ".join(captured.err.split())
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 

@@ -183,10 +183,11 @@ def test_a_file_that_cannot_be_written(
     shards: Shards, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "taken").write_text("")
-    assert audit(shards.train, *QUICK, "--sample", "0", "--json", tmp_path / "taken" / "a") == 2
+    with pytest.raises(SystemExit) as ended:  # before anything is examined
+        audit(shards.train, *QUICK, "--sample", "0", "--json", tmp_path / "taken" / "a")
     captured = capsys.readouterr()
-    assert captured.out.startswith("fit: "), "the report is not lost"
-    assert f"cannot write {tmp_path / 'taken'}" in " ".join(captured.err.split())
+    assert ended.value.code == 2 and captured.out == ""
+    assert f"'{tmp_path / 'taken' / 'a'}' cannot be written" in " ".join(captured.err.split())
 
 
 def test_the_door_of_the_folder_tools(cut: Path) -> None:
