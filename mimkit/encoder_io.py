@@ -1,12 +1,14 @@
 """Encoders out of run folders, and into other libraries' files."""
 
 import json
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn import functional
 
@@ -20,12 +22,14 @@ from mimkit.export import EXPORTERS, ExportReport
 from mimkit.export._card import model_card
 from mimkit.export._headed import EncoderWithHead
 from mimkit.export._pretrained import Normalisation, PretrainedEncoder, read_encoder
+from mimkit.importing import import_weights
 from mimkit.models.encoder import ImageEncoder
 from mimkit.models.mim import MaskedImageModel
 from mimkit.models.regroup import Movement, movement, regroup
 from mimkit.models.resize import resized
 from mimkit.train import checkpoint
 
+_LOG = logging.getLogger(__name__)
 Size = int | tuple[int, int]  # pixels: of a square, or height and width
 
 
@@ -42,6 +46,7 @@ def load_encoder(path: str | Path, *, image_size: Size | None = None) -> Pretrai
 
     Args:
         path: a run folder, one of its checkpoints, a file of `mimkit export --format safetensors`,
+            a file of somebody else's that `mimkit import_weights` reads (what it found is logged),
             or a folder that holds such a file as model.safetensors.
         image_size: pixels for which positions are interpolated once; any multiple of the patch.
             Without it the encoder takes images of any such size too, and interpolates every time.
@@ -58,14 +63,37 @@ def load_encoder(path: str | Path, *, image_size: Size | None = None) -> Pretrai
 
 
 def _read(path: Path) -> PretrainedEncoder:
-    if path.is_file():
-        return read_encoder(path)
-    if (path / "model.safetensors").exists() and not (path / "state.json").exists():
-        return read_encoder(path / "model.safetensors")
+    if path.is_file() or _is_exported(path):
+        file = path if path.is_file() else path / "model.safetensors"
+        return _import(path) if _is_foreign(file) else read_encoder(file)
     config, encoder, newest = load_run(path)
     pixels = Normalisation(config.data.mean, config.data.std)
     about = about_run(config, newest)
     return PretrainedEncoder(encoder, normalisation=pixels, about=about).eval()
+
+
+def _is_exported(folder: Path) -> bool:
+    return (folder / "model.safetensors").exists() and not (folder / "state.json").exists()
+
+
+def _is_foreign(file: Path) -> bool:
+    """Whether it is sound safetensors without mimkit's metadata, or a .pth by its name."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return not any(key.startswith("mimkit") for key in opened.metadata() or {})
+    except (OSError, SafetensorError):
+        return file.suffix == ".pth"
+
+
+def _import(path: Path) -> PretrainedEncoder:
+    found = import_weights(path)
+    share = found.coverage.share
+    _LOG.warning("%s: names of '%s', %.1f %% of the weights used, mean %s, std %s (%s)", path,
+                 found.scheme, 100 * share, found.mean, found.std,
+                 "the scheme's default; another: mimkit import_weights --mean --std")  # fmt: skip
+    about = {"imported_from": path.name, "scheme": found.scheme, "coverage": f"{share:.4f}"}
+    pixels = Normalisation(found.mean, found.std)
+    return PretrainedEncoder(found.encoder, normalisation=pixels, about=about).eval()
 
 
 def load_run(run: Path) -> tuple[Config, ImageEncoder, Path]:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FLOORS = {
     0: {"batch", "config", "errors", "files", "random", "registry", "resources"},
     1: {"masks", "models", "tokenizers"},
-    2: {"data", "train", "downstream", "export", "token_bank"},
+    2: {"data", "train", "downstream", "export", "importing", "token_bank"},
     3: {"build"},
     4: {"audit", "banks", "bench", "encoder_card", "encoder_io", "pretraining", "probing", "runs",
         "session", "tokenizer_training", "vqkd_training"},

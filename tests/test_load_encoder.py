@@ -13,6 +13,7 @@ from commands import ROOT, command
 from huggingface_hub import PyTorchModelHubMixin
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from timm.models.vision_transformer import VisionTransformer
 
 import mimkit
 from mimkit.batch import normalise
@@ -209,7 +210,7 @@ def test_what_is_no_encoder_is_refused(kind: str, tmp_path: Path, exported: Path
         path.mkdir()
     message = {
         "missing": "is no run folder",
-        "foreign": r"says its format is 'None', expected 'mimkit\.encoder\.1'",
+        "foreign": "the nearest scheme is",
         "renamed": r"unused \['encoder\.other'\], unfilled \['encoder\.cls_token'\]",
         "empty": "is no run folder",
     }[kind]
@@ -220,3 +221,25 @@ def test_what_is_no_encoder_is_refused(kind: str, tmp_path: Path, exported: Path
 def test_mimkit_has_no_other_lazy_names() -> None:
     with pytest.raises(AttributeError, match="module 'mimkit' has no attribute 'load_encoders'"):
         mimkit.load_encoders  # noqa: B018
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_a_file_of_somebody_else_is_imported_and_says_so(
+    suffix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 2, "num_heads": 3}
+    theirs = VisionTransformer(**sizes, num_classes=0).eval()
+    path = tmp_path / f"vit{suffix}"
+    if suffix == ".pth":
+        torch.save(theirs.state_dict(), path)
+    else:
+        save_file(theirs.state_dict(), path)
+    encoder = mimkit.load_encoder(path)
+    assert "names of 'timm', 100.0 % of the weights used" in caplog.text
+    images = encoder.normalisation(pixels())
+    with torch.no_grad():
+        expected_BND = theirs.forward_features(images)
+        torch.testing.assert_close(
+            encoder.forward_features(images), expected_BND, rtol=0, atol=1e-5
+        )

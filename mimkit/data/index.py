@@ -14,7 +14,7 @@ from mimkit.data.manifest import check_shard
 from mimkit.data.tar import samples_of, scan_tar
 from mimkit.files import disk_errors, is_forbidden, replacing
 
-VERSION = 1
+VERSION = 2  # 2: labels under `class` in .json
 _NUMBERS = ("num_without_image", "tar_size", "tar_mtime_ns")  # all else has one entry a sample
 
 

@@ -21,6 +21,7 @@ from shard_server import (
 )
 
 from mimkit.batch import Batch
+from mimkit.data.decode import DecodeError
 from mimkit.data.loader import BatchLoader, eval_loader, train_loader
 from mimkit.data.make_shards import make_shards
 from mimkit.data.mixture import Ingredient, MixtureSource
@@ -244,6 +245,18 @@ def test_make_shards_reads_from_a_server_too(
     monkeypatch.setattr("mimkit.data.make_shards.ShardSource", small)
     with pytest.raises(UserError, match=r"too small.* by 10 shards at a time \(all, since"):
         make_shards(addresses(server), tmp_path / "other", cache_dir=tmp_path / "cache")
+
+
+def test_a_member_too_long_for_an_image_is_not_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = ShardSource(shards=str(folder))
+    longest = int(source._sizes.argmax())
+    monkeypatch.setattr("mimkit.data.sources.shards._MAX_BYTES", int(source._sizes.max()) - 1)
+    read = [index for index in range(40) if source._sizes[index] < source._sizes[longest]]
+    assert len(read) > 30 and all(source[index].image for index in read)
+    with pytest.raises(DecodeError, match=rf"sample {longest}, .* has {source._sizes.max()} bytes"):
+        source[longest]
 
 
 @pytest.mark.slow

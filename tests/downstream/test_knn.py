@@ -8,15 +8,10 @@ from sklearn.neighbors import KNeighborsClassifier
 from mimkit.batch import Batch
 from mimkit.downstream.knn import (
     Features,
-    encoder_features,
     extract,
     knn_accuracy,
     pixel_features,
 )
-from mimkit.models.encoder import Encoder
-from mimkit.models.init import initialise
-from mimkit.models.mim import MaskedImageModel
-from mimkit.models.stems.hmlp import Hmlp
 
 PIXELS = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5), "device": torch.device("cpu")}
 

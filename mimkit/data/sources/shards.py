@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mimkit.batch import Sample
+from mimkit.data.decode import MAX_PIXELS, DecodeError
 from mimkit.data.index import ShardIndex, load_index
 from mimkit.data.patterns import expand_places
 from mimkit.data.remote.cache import ShardCache
@@ -18,6 +19,7 @@ from mimkit.data.sources import SOURCES, Source
 from mimkit.data.tars import LocalTar, OpenTars, Tar
 from mimkit.errors import UserError
 
+_MAX_BYTES = 4 * MAX_PIXELS  # the largest image that is decoded, with alpha and not compressed
 _MAX_OPEN = 64  # files a process; many systems allow 1024, and windows hold a few shards
 
 
@@ -75,6 +77,11 @@ class ShardSource(Source):
         number = self._shard(index)
         tar, key = self.tars[number], self._keys[index].decode()
         offset, size = int(self._offsets[index]), int(self._sizes[index])
+        if size > _MAX_BYTES:
+            raise DecodeError(
+                f"sample {index}, key '{key}', in {self.origin(index)}, has {size} bytes and is "
+                f"not read; an image has at most {_MAX_BYTES}"
+            )
         try:
             image = os.pread(self._open.open(number, tar, most=_MAX_OPEN), size, offset)
         except OSError as error:
