@@ -15,6 +15,7 @@ from mimkit import build, runs
 from mimkit.batch import Batch
 from mimkit.config import Config, DataConfig, TokenizerConfig
 from mimkit.data.loader import BatchLoader, OnBadSample, TokenRows, eval_loader, train_loader
+from mimkit.data.overlap import shared_images
 from mimkit.data.sources import Source
 from mimkit.files import write_text
 from mimkit.masks import Mask
@@ -163,9 +164,12 @@ class Session:
             sample = self.start * self.plan.batch_size
             lines.append(f"continuing from {self.folder.continues}: update {self.start} of "
                          f"{self.plan.steps}, sample {sample}")  # fmt: skip
-        if heldout is not None and heldout.digest == self.data.train.digest:
+        if heldout is not None and (shared := shared_images(self.data.train, heldout)).same:
+            self.summary["heldout_images_trained_on"] = shared.estimate
             lines.append(
-                "warning: data.heldout holds the training images; its numbers prove nothing"
+                f"warning: about {shared.estimate} of the {len(heldout)} images in data.heldout "
+                f"are trained on ({shared.same} of {shared.compared} that were compared, by key "
+                "and bytes): numbers of them prove nothing. See mimkit audit shards --against"
             )
         if changed:
             lines.append(f"warning: since this run began, what differs is: {'; '.join(changed)}")

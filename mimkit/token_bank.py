@@ -79,7 +79,8 @@ class TokenBank:
     def __init__(self, folder: Path, *, expected: Binding) -> None:
         self.folder = folder
         found = _read_binding(folder)
-        _check_binding(folder, found, expected)
+        remedy = "Make one for this run with tools/make_tokens.py"
+        _check_binding(folder, found, expected, remedy)
         self._shape = (expected["num_samples"], expected["grid"][0] * expected["grid"][1])
         self.epochs = 0
         while _tokens_path(folder, self.epochs).exists():
@@ -127,20 +128,34 @@ class BankWriter:
         self.folder, self._binding = folder, binding
         self._num_samples = int(binding["num_samples"])
         self.num_tokens = int(binding["grid"][0] * binding["grid"][1])
-        if (folder / "bank.json").exists():
-            _check_binding(folder, _read_binding(folder), binding)
-        elif folder.exists() and any(folder.iterdir()):
+        if (folder / "bank.json").exists() and not self._is_empty():
+            remedy = "Choose another folder for this one, or delete that one"
+            _check_binding(folder, _read_binding(folder), binding, remedy)
+        elif folder.exists() and not (folder / "bank.json").exists() and any(folder.iterdir()):
             raise UserError(f"{folder} is not empty and is no token bank; choose another folder")
         else:
             write_text(folder / "bank.json", json.dumps(binding, indent=1))
+
+    def _is_empty(self) -> bool:
+        """Whether nothing was computed yet, so that it may as well be of something else."""
+        _read_binding(self.folder)
+        parts = self.folder.glob("epoch-*.parts/*")
+        return not any(parts) and not any(self.folder.glob("epoch-*.tokens"))
 
     def parts(self) -> int:
         """Parts of an epoch."""
         return -(-self._num_samples // _PART)
 
     def missing(self, epoch: int, *, rank: int = 0, world: int = 1) -> Iterator[tuple[int, range]]:
-        """(part, its samples) of what this rank of several still has to compute."""
-        if _tokens_path(self.folder, epoch).exists():
+        """(part, its samples) of what this rank of several still has to compute.
+
+        Raises:
+            UserError: the epoch is there and damaged; one rank looks at each.
+        """
+        if (whole := _tokens_path(self.folder, epoch)).exists():
+            if epoch % world == rank:
+                _check_size(whole, (self._num_samples, self.num_tokens))
+                _check_hash(whole)
             return
         for part in range(rank, self.parts(), world):
             samples = range(part * _PART, min((part + 1) * _PART, self._num_samples))
@@ -208,7 +223,7 @@ def _read_binding(folder: Path) -> Binding:
     return found
 
 
-def _check_binding(folder: Path, found: Binding, expected: Binding) -> None:
+def _check_binding(folder: Path, found: Binding, expected: Binding, remedy: str) -> None:
     differ = [
         f"{key}: the bank has {old!r}, this run {new!r}"
         for key in dict.fromkeys([*expected, *found])
@@ -216,8 +231,8 @@ def _check_binding(folder: Path, found: Binding, expected: Binding) -> None:
     ]
     if differ:
         raise UserError(
-            f"the token bank {folder} is of something else; {'; '.join(differ)}. Make one for this "
-            "run with tools/make_tokens.py, or give the settings it was made with"
+            f"the token bank {folder} is of something else; {'; '.join(differ)}. {remedy}, or give "
+            "the settings it was made with"
         )
 
 

@@ -134,3 +134,22 @@ def test_the_header_holds_everything_that_decides_the_tokens(bank: Path) -> None
     header = json.loads((bank / "bank.json").read_text())
     assert header == BINDING
     assert set(header) == {"format", *SETTINGS}
+
+
+def test_making_more_of_a_damaged_bank_names_the_file(bank: Path) -> None:
+    path = bank / "epoch-00001.tokens"
+    whole = path.read_bytes()
+    for damage, message in ((whole[:1000], "has 1000 bytes"), (whole[:-1] + b"?", "is damaged")):
+        path.write_bytes(damage)
+        with pytest.raises(UserError, match=rf"epoch-00001\.tokens {message}.*make_tokens"):
+            fill(bank, range(2))
+
+
+def test_a_bank_without_tokens_may_become_of_something_else(tmp_path: Path) -> None:
+    BankWriter(tmp_path / "bank", binding=BINDING)
+    other = make_binding(**{**SETTINGS, "seed": 1})
+    writer = BankWriter(tmp_path / "bank", binding=other)
+    assert TokenBank(tmp_path / "bank", expected=other).epochs == 0
+    writer.write(0, 0, tokens(0)[:1024])
+    with pytest.raises(UserError, match=r"seed: .*Choose another folder.*or delete that one"):
+        BankWriter(tmp_path / "bank", binding=BINDING)

@@ -58,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _complain("another rank ended before this one; the reason is what it said")
         return 2
+    except BrokenPipeError:  # `... | head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
     except KeyboardInterrupt:
         _complain(f"interrupted{_RESUMED.get(verb, '')}")
         return 130

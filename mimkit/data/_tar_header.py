@@ -63,7 +63,7 @@ def pax(record: bytes, path: Path, *, offset: int) -> tuple[str, int | None]:
     name, size = "", None
     while record:
         length = record.split(b" ", 1)[0]
-        if not length.isdigit() or not len(length) < int(length) <= len(record):
+        if not _is_number(length) or not len(length) < int(length) <= len(record):
             raise damaged(path, f"a pax header {record[:40]!r}", offset=offset)
         line, record = record[: int(length)], record[int(length) :]
         keyword, _, value = line[len(length) + 1 : -1].partition(b"=")
@@ -75,9 +75,16 @@ def pax(record: bytes, path: Path, *, offset: int) -> tuple[str, int | None]:
             )
         if keyword == b"path":
             name = text(value, path, offset=offset)
-        elif keyword == b"size" and value.isdigit():
+        elif keyword == b"size":
+            if not _is_number(value):
+                raise damaged(path, f"a pax size of {value[:40]!r}", offset=offset)
             size = int(value)
     return name, size
+
+
+def _is_number(digits: bytes) -> bool:
+    """Of bytes: Python refuses to read thousands of digits, and no file has so many."""
+    return digits.isdigit() and len(digits) <= 20
 
 
 def text(name: bytes, path: Path, *, offset: int) -> str:

@@ -235,9 +235,13 @@ class _Samples(Dataset[_Outcome]):
         try:
             return sample, self.views(sample.image, self._rng(Purpose.VIEW, slot))
         except DecodeError as error:
+            tar = self.source.tar_of(number)
+            kept = "" if tar is None or tar.copy is None else (
+                f" (read from its copy {tar.copy}: delete that if the server's file is sound)"
+            )  # fmt: skip
             raise DecodeError(
                 f"sample {sample.index}, key '{sample.key}', in {sample.origin}, cannot be "
-                f"decoded: {error}"
+                f"decoded: {error}{kept}"
             ) from error
 
     def _rng(self, purpose: Purpose, slot: Slot) -> Rng:

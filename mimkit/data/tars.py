@@ -37,6 +37,11 @@ class Tar(ABC):
         """
 
     @property
+    def copy(self) -> Path | None:
+        """Where it is kept here, if it lies elsewhere."""
+        return None
+
+    @property
     @abstractmethod
     def classes(self) -> list[str]:
         """Names of its labels 0, 1, ..., from classes.json beside it; empty where there is none."""

@@ -293,3 +293,19 @@ def test_from_an_s3_server(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
                         cache_dir=tmp_path / "cache")  # fmt: skip
     finally:
         server.stop()
+
+
+def test_a_copy_that_went_bad_is_named(server: ShardServer, tmp_path: Path) -> None:
+    """The server's file is sound: whoever reads the message must learn of the copy."""
+    source = ShardSource(shards=addresses(server), cache_dir=tmp_path / "cache")
+    assert source[0].image
+    tar = source.tar_of(0)
+    assert tar.copy is not None and tar.copy.exists()
+    start, size = int(source._offsets[0]), int(source._sizes[0])
+    with tar.copy.open("r+b") as file:
+        file.seek(start)
+        file.write(bytes(size))
+    loader = eval_loader(source=source, view=CenterView(image_size=16), mask=None, seed=0,
+                         batch_size=1, rank=0, world=1, workers=0, limit=1)  # fmt: skip
+    with pytest.raises(UserError, match=rf"read from its copy {tar.copy}: delete that"):
+        list(loader)

@@ -171,3 +171,18 @@ def test_every_hole_over_a_header_is_noticed(whole: Path, data: st.DataObject) -
     holed.write_bytes(content)
     with pytest.raises(UserError):
         scan_tar(holed)
+
+
+@pytest.mark.parametrize(
+    "record", [b"0129" + b"9" * 5000 + b" path=a\n", b"5012 size=" + b"9" * 5001 + b"\n",
+               b"11 size=-5\n"],
+)  # fmt: skip
+def test_numbers_that_no_file_has_are_damage(record: bytes, tmp_path: Path) -> None:
+    """Python refuses to read thousands of digits, with an error that is nobody's."""
+    path = tmp_path / "t.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        header = tarfile.TarInfo("x")
+        header.type, header.size = tarfile.XHDTYPE, len(record)
+        tar.addfile(header, io.BytesIO(record))
+    with pytest.raises(UserError, match=r"damaged: a pax .* at byte 0|damaged: a pax"):
+        scan_tar(path)

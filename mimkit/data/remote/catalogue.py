@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -49,6 +50,10 @@ class RemoteTar(Tar):
         os.close(self.open())
 
     @property
+    def copy(self) -> Path | None:
+        return self.cache.path(self.shard)
+
+    @property
     def classes(self) -> list[str]:
         return list(self.folder.classes)
 
@@ -90,7 +95,8 @@ def check_room(tars: Iterable[Tar | None], *, num: int, why: str) -> None:
         sizes = sorted((tar.shard.file.size for tar in remote), reverse=True)[:num]
         space = remote[0].cache.space
         with disk_errors(space.folder, REMEDY):
-            space.check(sum(sizes), why=f"by {len(sizes)} shards at a time ({why})")
+            space.check(sum(sizes), why=f"by {len(sizes)} shards at a time ({why})",
+                        fewer="; or data.window or engine.workers lower")  # fmt: skip
 
 
 def _look_at_all(urls: Sequence[str], cache: ShardCache) -> list[RemoteFile]:

@@ -36,8 +36,18 @@ def download(file: RemoteFile, part: Path, *, patience: Patience, piece: int = P
     with part.open("ab") as out:
         while (done := out.tell()) < file.size:
             ask = partial(read, file, done, min(done + piece, file.size))
-            out.write(patience.insist(ask, what=f"fetching {file}"))
+            try:
+                content = patience.insist(ask, what=f"fetching {file}")
+            except UserError:
+                _check_same(file, part, patience)  # a shorter file in its place fails like this
+                raise
+            out.write(content)
             out.flush()  # a killed process leaves what it has
+    _check_same(file, part, patience)
+
+
+def _check_same(file: RemoteFile, part: Path, patience: Patience) -> None:
+    """UserError where the server has another file by now; `part` is then removed."""
     now = patience.insist(partial(look, file.url), what=f"looking at {file}")
     if now != file:
         part.unlink()  # it may be half of the one and half of the other

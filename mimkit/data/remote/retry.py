@@ -1,5 +1,6 @@
 """What may pass by itself is tried again, some times and no more."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from typing import TypeVar
 
 from mimkit.errors import UserError
 
+_LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
@@ -34,6 +36,7 @@ class Patience:
             except TransientError as error:
                 last = error
             if number + 1 < self.tries:
+                _LOG.warning("%s failed (%s); try %d of %d", what, last, number + 2, self.tries)
                 self.sleep(self.first_wait * 2**number)
         raise UserError(
             f"{what} failed {self.tries} times, the last time with: {last}. Check the address and "

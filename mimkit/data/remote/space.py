@@ -58,8 +58,12 @@ class Space:
         disk = self.free(self.folder) + sum(entry.on_disk for entry in self._entries())
         return disk if self.limit is None else min(disk, self.limit)
 
-    def check(self, needed: int, *, why: str) -> None:
-        """Raises UserError where `needed` bytes can never lie here at once; OSError."""
+    def check(self, needed: int, *, why: str, fewer: str = "") -> None:
+        """Raises UserError where `needed` bytes can never lie here at once; OSError.
+
+        Args:
+            fewer: how less would be needed, if it can.
+        """
         if needed <= (total := self.total()):
             return
         bound = "null" if self.limit is None else f"{self.limit / GIB:.3g}"
@@ -67,7 +71,7 @@ class Space:
             f"the cache of fetched shards is too small: {needed / GIB:.3g} GiB are needed {why}, "
             f"but {self.folder} has room for {total / GIB:.3g} GiB (data.cache_gib={bound}, and "
             f"what its disk has free). Set data.cache_gib={needed / GIB * 1.01:.3g} or more, or "
-            "data.cache_dir to a folder on a larger disk; or data.window or engine.workers lower."
+            f"data.cache_dir to a folder on a larger disk{fewer}."
         )
 
     def set_aside(self, shard: Path, size: int) -> Path:

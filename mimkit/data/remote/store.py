@@ -14,6 +14,7 @@ from mimkit.data.remote.urls import shown
 from mimkit.errors import UserError
 
 _TIMEOUT = 120  # seconds for one answer; of 16 MiB that is 140 kB/s
+_LOOK_TIMEOUT = 20  # for what a server says of a file
 _FOUND_IN = ("ETag", "etag", "Last-Modified", "LastModified", "last_modified", "updated", "mtime",
              "blob_id")  # what tells versions apart, by store; the first that is there  # fmt: skip
 # Their exceptions have no common base.
@@ -44,6 +45,8 @@ def look(url: str) -> RemoteFile:
     with _errors(url):
         filesystem, patience = _filesystem(url)
         filesystem.invalidate_cache()  # some keep what they heard in a listing
+        if patience:
+            patience = {"timeout": _LOOK_TIMEOUT}
         info = filesystem.info(url, **patience)
     if info.get("type") != "file" or not isinstance(info.get("size"), int):
         raise UserError(
