@@ -55,6 +55,8 @@ def load_encoder(path: str | Path, *, image_size: Size | None = None) -> Pretrai
         UserError: it is none of these, is damaged, or a newer mimkit wrote it. Pickles are never
             read.
     """
+    if not Path(path).exists():
+        raise UserError(f"there is no {path}; give a run folder, a checkpoint or an exported file")
     encoder = _read(Path(path))
     if image_size is None:
         return encoder

@@ -38,8 +38,14 @@ def metrics(run: Path) -> list[dict]:
     return [{k: v for k, v in line.items() if k != "images_per_second"} for line in lines]
 
 
-@pytest.mark.parametrize("words", [[], ["stem=linear", "mask=random", "engine.workers=2"],
-                                   ["encoder.size=Ti2x2", "encoder.depth=null"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        pytest.param(["stem=linear", "mask=random", "engine.workers=2"], marks=pytest.mark.slow),
+        pytest.param(["encoder.size=Ti2x2", "encoder.depth=null"], marks=pytest.mark.slow),
+    ],
+)
 def test_losses_with_a_bank_are_those_without(bank, tiny, words, tmp_path: Path) -> None:
     """To the last bit, over the end of the first epoch: 14 updates of 8 among 96 images."""
     words = [*tiny, "train.steps=14", *words]
@@ -139,6 +145,7 @@ def test_a_bank_that_does_not_fit_is_refused_before_training(
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_goes_on_and_ranks_share_the_work(
     bank: Path, tiny: list[str], tmp_path: Path
 ) -> None:

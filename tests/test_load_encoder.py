@@ -209,7 +209,7 @@ def test_what_is_no_encoder_is_refused(kind: str, tmp_path: Path, exported: Path
     if kind == "empty":
         path.mkdir()
     message = {
-        "missing": "is no run folder",
+        "missing": "there is no ",
         "foreign": "the nearest scheme is",
         "renamed": r"unused \['encoder\.other'\], unfilled \['encoder\.cls_token'\]",
         "empty": "is no run folder",

@@ -255,6 +255,7 @@ print(type(load("encoder.safetensors").patch_embed.stem).__name__)
 """
 
 
+@pytest.mark.slow
 def test_a_users_stem_is_trained_exported_and_rebuilt(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

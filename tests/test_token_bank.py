@@ -67,6 +67,7 @@ def test_an_interrupted_bank_is_continued_where_it_was(bank: Path, tmp_path: Pat
     assert list(writer.missing(0)) == []
 
 
+@pytest.mark.slow
 def test_several_processes_fill_one_bank(bank: Path, tmp_path: Path) -> None:
     other, context = tmp_path / "other", multiprocessing.get_context("spawn")
     BankWriter(other, binding=BINDING)

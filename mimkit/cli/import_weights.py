@@ -30,6 +30,8 @@ _SHOWN = 4  # names a reason
 
 def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
+    if args.out.exists() and args.file.exists() and args.out.samefile(args.file):
+        raise UserError(f"{args.out} is the file that is read; name another to write")
     from mimkit.files import sha256
     from mimkit.importing import import_weights
 
@@ -135,7 +137,6 @@ def _about(imported: "Imported") -> Iterator[str]:
         f"filled {len(coverage.filled)} of {ours} of ours"
     )
     yield from (f"  NOT USED: {name}" for name in coverage.unused)
-    yield from (f"  NOT FILLED, left as in a new encoder: {name}" for name in coverage.unfilled)
     yield from (
         f"left out ({why}): {', '.join(names)}" for why, names in _reasons(coverage.left_out)
     )

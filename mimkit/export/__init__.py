@@ -119,6 +119,8 @@ class Exporter(ABC):
         """
         for package in self.packages:
             optional(package)
+        if not self.is_folder:
+            _check_file(path, has_card=card is not None)
         source = copy.deepcopy(encoder).float().cpu().eval()
         written = _folded(source) if fold else source
         self._check_head(written)
@@ -215,6 +217,21 @@ EXPORTERS: Registry[Callable[..., Exporter]] = Registry("export format", __name_
 def card_path(path: Path) -> Path:
     """Where the card of a file lies: beside it."""
     return path.with_name(f"{path.name}.md")
+
+
+_CARD_MARK = b"written by mimkit"  # stands in every card
+
+
+def _check_file(path: Path, *, has_card: bool) -> None:
+    """UserError where a folder or somebody's own text would be in the way, before any work."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder, and this format writes a file; name another")
+    note = card_path(path)
+    if has_card and note.exists() and not (note.is_file() and _CARD_MARK in note.read_bytes()):
+        raise UserError(
+            f"{note} is no model card of mimkit's, and the card would replace it; move it, or name "
+            "another file"
+        )
 
 
 def _folded(source: ImageEncoder) -> ImageEncoder:

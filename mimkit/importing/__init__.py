@@ -80,6 +80,11 @@ def import_weights(
     heads = found.heads if heads is None else heads
     encoder, coverage = filled(theirs, coverage, heads=heads, image_size=image_size)
     _check(path, key, coverage, coverage.share)
+    if coverage.unfilled:
+        raise UserError(
+            f"{path} lacks {some(coverage.unfilled)} of {key} ({SCHEMES[key].what}), which would "
+            "stay as in a new encoder; a part of the file is missing: fetch it again"
+        )
     default_mean, default_std = named.pixels
     return Imported(
         encoder=encoder,

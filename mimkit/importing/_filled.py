@@ -35,6 +35,8 @@ def filled(
     weights = with_class_slot(weights, encoder.encoder.grid)
     expected = encoder.state_dict()
     _check_shapes(weights, expected)
+    if bad := [name for name, weight in weights.items() if not weight.isfinite().all()]:
+        raise UserError(f"the file holds numbers that are not finite in {some(bad)}")
     unfilled = [name for name in expected if name not in weights]
     homeless = {name for name in weights if name not in expected}
     if unfilled:

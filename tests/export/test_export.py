@@ -104,6 +104,7 @@ def test_outputs_of_another_shape_are_refused(tmp_path, monkeypatch) -> None:
 
 def test_a_folder_that_exists_is_not_written_over(tmp_path) -> None:
     path = tmp_path / "out"
+    pytest.importorskip("transformers")
     path.mkdir()
     (path / "mine.txt").touch()
     with pytest.raises(UserError, match="exists, and this format writes a whole folder"):
@@ -113,6 +114,8 @@ def test_a_folder_that_exists_is_not_written_over(tmp_path) -> None:
 
 @pytest.mark.parametrize("name", ["safetensors", "timm", "hf"])
 def test_other_sizes_are_compared_where_the_format_takes_them(tmp_path, name) -> None:
+    if name == "hf":
+        pytest.importorskip("transformers")
     report = export(make_encoder("hmlp"), tmp_path / "out", name)
     assert [(found.height, found.width) for found in report.comparisons] == [
         (32, 48), (48, 48), (16, 64)
@@ -121,6 +124,8 @@ def test_other_sizes_are_compared_where_the_format_takes_them(tmp_path, name) ->
 
 @pytest.mark.parametrize("name", ["hf", "timm"])
 def test_a_card_goes_into_a_folder_or_beside_a_file(tmp_path, name) -> None:
+    if name == "hf":
+        pytest.importorskip("transformers")
     seen = list[ExportReport]()
 
     def card(report: ExportReport) -> str:
@@ -152,3 +157,17 @@ def metadata_of(folder: Path, name: str) -> Mapping[str, str]:
     export(make_encoder("hmlp"), folder / "out", name)
     with safe_open(folder / "out", framework="pt") as file:
         return file.metadata()
+
+
+def test_a_folder_and_somebody_elses_text_are_not_written_over(tmp_path) -> None:
+    """Before anything is written: a card goes beside a file, as NAME.md."""
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "mine.md").write_text("my notes")
+    for name, message in (("taken", "is a folder"), ("mine", "is no model card of mimkit's")):
+        with pytest.raises(UserError, match=message):
+            EXPORTERS["timm"]().export(
+                make_encoder("hmlp").eval(), tmp_path / name, image_BCHW=images((2, 3)), mean=HALF,
+                std=HALF, metadata={}, card=lambda report: "written by mimkit",
+            )  # fmt: skip
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.md", "taken"]
+    assert (tmp_path / "mine.md").read_text() == "my notes"

@@ -305,6 +305,7 @@ def test_killed_and_continued_equals_uninterrupted_bit_for_bit(
     assert {"share_V", "vqkd.codebook_VC"} <= ours.weights.keys()
 
 
+@pytest.mark.slow
 def test_deepspeed_and_accumulation_change_nothing(
     words: list[str], trained: Path, tmp_path: Path
 ) -> None:

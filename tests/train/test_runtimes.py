@@ -159,7 +159,7 @@ def plain() -> dict[str, tuple[list[float], dict[str, Tensor], float]]:
     return found
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_stage_and_world_size_equals_plain_pytorch(
     world: int, plain: dict[str, Any], tmp_path: Path
 ) -> None:
