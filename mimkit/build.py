@@ -17,7 +17,7 @@ from mimkit.data.selection import split_heldout, take
 from mimkit.data.sources import SOURCES, Source
 from mimkit.data.views import CenterView, TwoViews
 from mimkit.errors import UserError
-from mimkit.masks import MASKS, Mask
+from mimkit.masks import MASKS, Mask, beits_share
 from mimkit.models.encoder import Encoder
 from mimkit.models.init import initialise
 from mimkit.models.mask_at import MASK_AT, MaskAt
@@ -115,9 +115,7 @@ def build_model(config: Config, *, prediction_dim: int) -> MaskedImageModel:
 
 
 def build_mask(config: Config, grid: Grid) -> Mask:
-    # BEiT masks 75 of 196; the same share elsewhere
-    share = max(1, round(grid[0] * grid[1] * 75 / 196))
-    settings = {"num_masked": share, **config.mask.settings}
+    settings = {"num_masked": beits_share(grid), **config.mask.settings}
     return make_part(MASKS, PartConfig(name=config.mask.name, **settings), grid=grid)
 
 

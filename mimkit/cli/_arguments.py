@@ -69,6 +69,19 @@ def check_range(arguments: argparse.Namespace, **ranges: tuple[int, int]) -> Non
             )
 
 
+def parse_size(text: str | None) -> tuple[int, int] | None:
+    """`384` or `192x320` as height and width."""
+    if text is None:
+        return None
+    sides = text.split("x") if "x" in text else [text, text]
+    if len(sides) != 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
+        raise UserError(
+            f"--image-size is '{text}'; expected pixels of a square, such as 384, or height x "
+            "width, such as 192x320"
+        )
+    return int(sides[0]), int(sides[1])
+
+
 def find_config(name: str) -> Path:
     """A path as it is given, or the name of a shipped configuration with or without `.yaml`."""
     if Path(name).exists():

@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mimkit.errors import UserError
+from mimkit.cli._arguments import parse_size
 
 if TYPE_CHECKING:
     from mimkit.export import ExportReport
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
-    image_size = _size(arguments.image_size)
+    image_size = parse_size(arguments.image_size)
     from mimkit.encoder_io import export_run
 
     done = export_run(
@@ -91,19 +91,6 @@ def _parser() -> argparse.ArgumentParser:
         help="make N consecutive blocks the branches of one; N divides the depth (default: do not)",
     )
     return parser
-
-
-def _size(text: str | None) -> tuple[int, int] | None:
-    """`384` or `192x320`: height and width."""
-    if text is None:
-        return None
-    sides = text.split("x") if "x" in text else [text, text]
-    if len(sides) != 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
-        raise UserError(
-            f"--image-size is '{text}'; expected pixels of a square, such as 384, or height x "
-            "width, such as 192x320"
-        )
-    return int(sides[0]), int(sides[1])
 
 
 def _said(report: "ExportReport") -> str:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mimkit.cli._arguments import parse_size
 from mimkit.errors import UserError
 
 if TYPE_CHECKING:  # slow to import, and --help does not need it
@@ -39,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
         args.file,
         scheme=args.scheme,
         heads=args.heads,
-        image_size=_size(args.image_size),
+        image_size=parse_size(args.image_size),
         mean=args.mean and tuple(args.mean),
         std=args.std and tuple(args.std),
     )
@@ -77,18 +78,6 @@ def _parser() -> argparse.ArgumentParser:
             help=f"{name} of pixels in [0, 1] (default: the scheme's)",
         )
     return parser
-
-
-def _size(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    sides = text.split("x") if "x" in text else [text, text]
-    if len(sides) != 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
-        raise UserError(
-            f"--image-size is '{text}'; expected pixels of a square, such as 384, or height x "
-            "width, such as 192x320"
-        )
-    return int(sides[0]), int(sides[1])
 
 
 def _write(imported: "Imported", out: Path, *, file: str, sha256: str) -> "ExportReport":

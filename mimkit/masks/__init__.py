@@ -11,6 +11,11 @@ from mimkit.random import Rng
 from mimkit.registry import Registry
 
 
+def beits_share(grid: Grid) -> int:
+    """BEiT masks 75 of 14 x 14 patches; as many of another grid, 1 at least."""
+    return max(1, round(grid[0] * grid[1] * 75 / 196))
+
+
 class Mask(ABC):
     """mask(rng) -> bool array of N = rows x columns patches, row by row, True where masked.
 

@@ -16,8 +16,8 @@ from mimkit.batch import Views
 from mimkit.bench.beit import beit_pixels, beit_views
 from mimkit.bench.data import MASK, VIEWS, measure, num_pieces
 from mimkit.bench.data_stages import STAGES, time_stages, time_transfer
-from mimkit.cli import main
-from mimkit.cli.bench import measurements
+from mimkit.cli import _bench, main
+from mimkit.cli._folder import sub_verbs
 from mimkit.data._kernels import load_kernels
 from mimkit.data.sources.shards import ShardSource
 from mimkit.data.views import TwoViews
@@ -76,8 +76,8 @@ def test_our_pixels_are_beits_on_imagenet(tmp_path: Path) -> None:
 
 
 def test_every_measurement_can_be_found_and_run() -> None:
-    assert "data" in measurements()
-    for name in measurements():
+    assert "data" in sub_verbs(_bench)
+    for name in sub_verbs(_bench):
         module = importlib.import_module(f"mimkit.cli._bench.{name}")
         assert callable(module.add_parser) and callable(module.run)
         with pytest.raises(SystemExit, match="0"):

@@ -1,12 +1,9 @@
 """`mimkit audit WHAT`: one file an audit, with `add_parser(subparsers)` and `run(arguments)`."""
 
-import argparse
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # it is slow to import, and --help does not need it
     from mimkit.config import PartConfig
-
-Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def parse_part(text: str) -> "PartConfig":

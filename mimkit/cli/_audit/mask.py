@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from mimkit.cli._arguments import check_range, output_file, output_folder
-from mimkit.cli._audit import Subparsers, parse_part
+from mimkit.cli._audit import parse_part
+from mimkit.cli._folder import Subparsers
 from mimkit.errors import UserError
 
 if TYPE_CHECKING:  # they are slow to import, and --help does not need them
@@ -100,7 +101,9 @@ def _checked(arguments: argparse.Namespace) -> tuple["Grid", int]:
     check_range(arguments, draws=(1, 10**7), seed=(0, 2**63 - 1))
     count = arguments.count
     if count is None:
-        count = max(1, round(rows * columns * 75 / 196))  # as in build.build_mask
+        from mimkit.masks import beits_share
+
+        count = beits_share((rows, columns))
     if not 1 <= count < rows * columns:
         raise UserError(f"--count is {count}, but a grid of {rows}x{columns} has {rows * columns} "
                         f"patches; set --count to 1..{rows * columns - 1}")  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from mimkit.cli._arguments import output_file
-from mimkit.cli._audit import Subparsers
+from mimkit.cli._folder import Subparsers
 from mimkit.errors import UserError
 
 _EPILOG = """

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from mimkit.cli._arguments import output_file, output_folder
-from mimkit.cli._audit import Subparsers, parse_part
+from mimkit.cli._audit import parse_part
+from mimkit.cli._folder import Subparsers
 from mimkit.errors import UserError
 
 if TYPE_CHECKING:  # they are slow to import, and --help does not need them

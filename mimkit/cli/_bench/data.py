@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from mimkit.cli._arguments import output_file
-from mimkit.cli._bench import Subparsers
+from mimkit.cli._folder import Subparsers
 from mimkit.errors import UserError
 
 if TYPE_CHECKING:  # they are slow to import, and --help does not need them
