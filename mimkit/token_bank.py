@@ -48,7 +48,7 @@ def make_binding(
     if vocabulary > MOST_WORDS:
         raise UserError(
             f"the tokenizer has {vocabulary} words; a bank holds 16 bits a token, {MOST_WORDS} "
-            "words. Train without train.token_bank"
+            "words. Train without engine.token_bank"
         )
     binding = {
         "format": FORMAT,
@@ -108,7 +108,8 @@ class TokenBank:
                 )
             path = _tokens_path(self.folder, epoch)
             _check_hash(path)
-            mapped: Tokens = np.memmap(path, np.dtype("<u2"), "r", shape=self._shape)
+            # a plain array: rows of np.memmap are memmaps again, which takes three times as long
+            mapped: Tokens = np.asarray(np.memmap(path, np.dtype("<u2"), "r", shape=self._shape))
             self._open = {e: t for e, t in self._open.items() if e == epoch - 1} | {epoch: mapped}
         return self._open[epoch]
 

@@ -11,13 +11,22 @@ from mimkit import build
 from mimkit.batch import Batch, to_unit
 from mimkit.config import VqkdConfig
 from mimkit.errors import UserError
-from mimkit.files import atomic_file, write_text
+from mimkit.files import write_text
 from mimkit.models.sizes import SIZES
 from mimkit.random import Purpose, generator, torch_generator
 from mimkit.runs import RunFolder
 from mimkit.session import Session
+from mimkit.tokenizer_report import (
+    refuse_other_sizes,
+    refuse_what_does_nothing,
+    save_picture,
+    use_in_rows,
+    use_in_words,
+    warn_of_collapse,
+    words_in_use,
+)
 from mimkit.tokenizers import TOKENIZERS, VisualTokenizer
-from mimkit.tokenizers._dvae_health import collapse_reasons, token_health
+from mimkit.tokenizers._dvae_health import token_health
 from mimkit.tokenizers._network_file import drawn_from
 from mimkit.tokenizers._vqkd_file import VqkdSettings, save_vqkd
 from mimkit.tokenizers._vqkd_model import Vqkd, VqkdDecoder
@@ -26,9 +35,9 @@ from mimkit.tokenizers.vqkd import draw_codes
 from mimkit.train.loop import Hook, Moment
 from mimkit.train.metrics import Meter
 from mimkit.train.optimizer import make_optimizer
-from mimkit.train.pictures import picture_grid
 from mimkit.train.step import StepResult
 
+_REMEDY = "with a higher objective.revive, a lower train.lr or longer"
 _CLUSTERED = 256  # views whose tokens the first codebook is made of
 
 
@@ -47,20 +56,16 @@ def run(config: VqkdConfig, *, started_at: float) -> RunFolder:
 
 
 def _check(config: VqkdConfig) -> None:
-    if config.engine.zero_stage == 3:
+    refuse_what_does_nothing(
+        config,
+        what="a VQ-KD",
+        zero_3="the codebook is made of the whole encoder's tokens on every rank",
+    )
+    if config.train.ema is not None:
         raise UserError(
-            "the codebook is made of the whole encoder's tokens on every rank, which ZeRO stage 3 "
-            "does not keep; set engine.zero_stage to 0, 1 or 2"
+            "train.ema does nothing for a VQ-KD, whose codes move with the weights; set it to null"
         )
-    if config.engine.activation_checkpointing:
-        raise UserError("engine.activation_checkpointing does nothing for a VQ-KD; set it to false")
-    if config.engine.token_bank is not None:
-        raise UserError("engine.token_bank does nothing for a VQ-KD; set it to null")
-    if config.data.token_size % config.model.patch_size:
-        raise UserError(
-            f"data.token_size={config.data.token_size} is no multiple of model.patch_size="
-            f"{config.model.patch_size}, the pixels of one token"
-        )
+    refuse_other_sizes(config, patch=config.model.patch_size, whose="model.patch_size=")
 
 
 def _build_teacher(config: VqkdConfig) -> VisualTokenizer:
@@ -208,26 +213,9 @@ class _VqkdTraining:
             meter.add({"distillation": (parts["distillation"] * images, images)})
         runtime.model.train()
         health = token_health(runtime.sum(self.trainee.taken_statistics().count_V).long().cpu())
-        values = {
-            "heldout_distillation": meter.means(runtime.sum)["distillation"],
-            "codes_used": health.codes_used,
-            "perplexity": health.perplexity,
-            "unigram_entropy": health.entropy,
-            "top_share": health.top_share,
-        }
-        self.session.record(updates, values)
-        self._warn(updates, collapse_reasons(health))
-
-    def _warn(self, updates: int, reasons: list[str]) -> None:
-        self.session.summary.pop("warning", None)
-        if reasons and self.session.is_first:
-            warning = (
-                f"the tokenizer has collapsed: {'; '.join(reasons)}. A masked-token loss against "
-                "it would look excellent and mean nothing. Train it with a higher "
-                "objective.revive, a lower train.lr or longer."
-            )
-            self.session.summary["warning"] = warning
-            print(f"\nwarning at update {updates}: {warning}", flush=True)
+        distance = {"heldout_distillation": meter.means(runtime.sum)["distillation"]}
+        self.session.record(updates, distance | words_in_use(health))
+        warn_of_collapse(self.session, updates, health, remedy=_REMEDY)
 
     @torch.no_grad()
     def _draw(self, updates: int) -> None:
@@ -239,10 +227,9 @@ class _VqkdTraining:
         target_BN = vqkd.nearest(vqkd.directions(view_BChw))
         side = view_BChw.shape[-1] // patch
         drawn_BChw = draw_codes(target_BN, vqkd.codebook_VC, grid=(side, side), patch=patch)
-        picture = picture_grid([view_BChw, drawn_BChw], ("token view", "codes as colours"))
-        path = self.session.folder.path / "pictures" / f"step-{updates:08d}.png"
-        with atomic_file(path) as temporary:
-            picture.save(temporary, "PNG")
+        save_picture(
+            self.session, updates, {"token view": view_BChw, "codes as colours": drawn_BChw}
+        )
 
     def _finish(self) -> None:
         session, path = self.session, self.session.folder.path
@@ -259,8 +246,7 @@ class _VqkdTraining:
         print(
             f"\nDone: {s['steps']} steps.\n"
             f"Held-out distance from the teacher: {s['heldout_distillation']:.4f}.\n"
-            f"Tokens: {s['codes_used']} of {self.config.model.vocabulary} codes occur, perplexity "
-            f"{s['perplexity']:.0f}, the most frequent one is {s['top_share']:.1%} of all.\n"
+            f"{use_in_words(s, vocabulary=self.config.model.vocabulary, noun='codes')}\n"
             f"Everything is in {path}: tokenizer.safetensors, tokenizer.md, pictures/.\n"
             f"Next: deepspeed tools/pretrain.py tokenizer=vqkd tokenizer.path={path}/"
             f"tokenizer.safetensors data.token_size={self.config.data.token_size}",
@@ -283,10 +269,7 @@ from `{config.data.train}`, seed {config.seed}, to say what this teacher says: `
 | measured on held-out images | |
 |---|---|
 | distance from the teacher (its loss) | {summary["heldout_distillation"]:.4f} |
-| codes that occur | {summary["codes_used"]} of {m.vocabulary} |
-| perplexity | {summary["perplexity"]:.1f} |
-| unigram entropy | {summary["unigram_entropy"]:.4f} nats |
-| share of the most frequent code | {summary["top_share"]:.4f} |
+{use_in_rows(summary, vocabulary=m.vocabulary, noun="code")}
 
 Use: `tokenizer.name=vqkd tokenizer.path=tokenizer.safetensors`, views of a size that is a \
 multiple of {m.patch_size}.

@@ -1,6 +1,7 @@
 """Training with a token bank: the losses of training without it, and no tokenizer in the step."""
 
 import json
+import re
 from pathlib import Path
 from unittest import mock
 
@@ -10,6 +11,7 @@ import torch
 from commands import ROOT, command, pretrain
 
 from mimkit import build
+from mimkit.audit.bank_cost import BankCost, StepTime
 from mimkit.banks import fill, halves, open_banks
 from mimkit.batch import to_unit
 from mimkit.cli import main
@@ -161,19 +163,42 @@ def test_an_interrupted_command_goes_on_and_ranks_share_the_work(
 
 
 def test_the_estimate_says_what_it_costs_and_saves(tiny, tmp_path: Path, capsys) -> None:
-    assert (
-        main(["make_tokens", str(tmp_path / "bank"), "--estimate", "--epochs", "100", *tiny]) == 0
+    words = ["--estimate", "--epochs", "100", "--runs", "40", *tiny]
+    code = main(
+        ["make_tokens", str(tmp_path / "bank"), *words, f"output.runs_dir={tmp_path / 'r'}"]
     )
+    assert code == 0
     said = capsys.readouterr().out
     assert "100 epochs of 96 images, 16 tokens each: 0.000307 GB" in said
     assert "it pays from run number" in said
-    assert not (tmp_path / "bank").exists()
+    shares = re.search(r"tokens: ([\d.]+)% without a bank \(20 real updates of 8 images: "
+                       r"[\d.]+ ms an image\), ([\d.]+)% with one bank for 40;", said)  # fmt: skip
+    assert shares is not None and all(0 < float(share) < 100 for share in shares.groups())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_share_of_tokens_in_a_study() -> None:
+    """By hand: 1,000 images at 2 + 3 ms make a bank in 5 s; a run of them at 10 ms, of which 30 %
+    are the tokenizer's, takes 7 s without it."""
+    cost = BankCost(64, 16, 0.0, render_ms=2.0, encode_ms=3.0, second_view_ms=1.0)
+    step = StepTime(updates=20, batch=64, ms=10.0, tokenizer_share=0.3)
+    study = step.of_study(cost, bank_images=1000, run_images=1000)
+    assert study.without_bank == pytest.approx(0.3)
+    assert study.with_bank(runs=1) == pytest.approx(5 / 12)
+    assert study.with_bank(runs=10) == pytest.approx(5 / 75)
+    assert study.with_bank(runs=30) == pytest.approx(5 / 215)
+    assert study.runs_for(0.02) == 35 and study.with_bank(runs=35) == pytest.approx(0.02)
+    assert study.runs_for(0.9) == 1
+    longer = step.of_study(cost, bank_images=1000, run_images=4000)
+    assert longer.with_bank(runs=10) == pytest.approx(5 / 285)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--epochs", "0"], "--epochs is 0"),
+        (["--runs", "0", "--estimate"], "--runs is 0; set it to 1 or more"),
+        (["--runs", "3"], "give --estimate with it"),
         (["engine.token_bank=x"], "is for pretraining"),
         (["tokenizer.path=nowhere.safetensors"], "nowhere.safetensors"),
     ],
@@ -182,3 +207,13 @@ def test_bad_input_of_the_command(tiny, tmp_path: Path, words, message, capsys) 
     assert main(["make_tokens", str(tmp_path / "bank"), *tiny, *words]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "bank").exists()
+
+
+def test_targets_that_are_no_words_are_refused_before_anything_is_measured(
+    tiny, tmp_path: Path, capsys
+) -> None:
+    words = [word for word in tiny if not word.startswith("tokenizer.")]
+    words += ["tokenizer=pixels", "tokenizer.patch=8", f"output.runs_dir={tmp_path}"]
+    assert main(["make_tokens", str(tmp_path / "bank"), "--estimate", *words]) == 2
+    assert "has no words" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

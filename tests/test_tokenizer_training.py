@@ -1,8 +1,11 @@
 """What the training of a dVAE reports is what its file does to held-out images."""
 
+import gc
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -14,20 +17,32 @@ from mimkit import build, tokenizer_training
 from mimkit.audit.tokenizer import reconstruction
 from mimkit.config import load_tokenizer_config
 from mimkit.data.loader import eval_loader
+from mimkit.errors import UserError
 from mimkit.tokenizers import TOKENIZERS
 from mimkit.tokenizers._dvae_health import token_counts, token_health
+from mimkit.tokenizers._dvae_training import revive_words
+from mimkit.train import checkpoint
+
+
+def _words(tiny: list[str], *more: str) -> list[str]:
+    """Overrides of configs/tokenizer.yaml that make it a training of seconds."""
+    kept = ("data.train", "data.heldout", "data.cache_dir", "data.token_size", "engine.", "output.")
+    return [*(word for word in tiny if word.startswith(kept)), "train.batch_size=8",
+            "model.width=16", "model.vocabulary=32", *more]  # fmt: skip
+
+
+def _run(words: list[str]) -> None:
+    config = load_tokenizer_config(ROOT / "configs" / "tokenizer.yaml", words)
+    with mock.patch("torch.cuda.is_available", return_value=False):
+        tokenizer_training.run(config, started_at=time.time())
 
 
 def test_the_card_has_the_numbers_that_the_file_gives(
     tiny: list[str], shards: Shards, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = ("data.train", "data.heldout", "data.cache_dir", "data.token_size", "engine.", "output.")
-    config = load_tokenizer_config(ROOT / "configs" / "tokenizer.yaml", [
-        *(word for word in tiny if word.startswith(kept)), f"output.dir={tmp_path / 'run'}",
-        "train.steps=4", "train.batch_size=8", "model.width=16", "model.vocabulary=32",
-    ])  # fmt: skip
-    with mock.patch("torch.cuda.is_available", return_value=False):
-        tokenizer_training.run(config, started_at=time.time())
+    words = _words(tiny, f"output.dir={tmp_path / 'run'}", "train.steps=4")
+    config = load_tokenizer_config(ROOT / "configs" / "tokenizer.yaml", words)
+    _run(words)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
 
     tokenizer = TOKENIZERS["dvae"](path=str(tmp_path / "run" / "tokenizer.safetensors"))
@@ -50,3 +65,57 @@ def test_the_card_has_the_numbers_that_the_file_gives(
     assert f"SSIM {summary['heldout_ssim']:.3f}." in capsys.readouterr().out
     with Image.open(tmp_path / "run" / "pictures" / "step-00000004.png") as picture:
         assert picture.size == (2 * (128 + 4), 14 + 8 * (128 + 4))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_revival_is_exact_when_a_run_is_continued(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which words start again, and beside which, is a function of what a checkpoint has.
+
+    The run that is cut leaves files open, which would warn.
+    """
+    revived = list[int]()
+    alive = True
+
+    def revive(*given: Any, **named: Any) -> int:
+        if len(revived) == 5 and not alive:
+            raise KeyboardInterrupt
+        revived.append(revive_words(*given, **named))
+        return revived[-1]
+
+    monkeypatch.setattr(tokenizer_training, "revive_words", revive)
+    # above 0.99 of an equal share a word that was not used once is dead
+    words = _words(tiny, "train.steps=6", "objective.revive=0.995", "output.checkpoint_every=3")
+    _run([*words, f"output.dir={tmp_path / 'whole'}"])
+    assert sum(revived[:3]) > 0 and sum(revived[3:]) > 0
+    expected, alive = revived[3:], False
+    revived.clear()
+    with pytest.raises(KeyboardInterrupt):
+        _run([*words, f"output.dir={tmp_path / 'cut'}"])
+    gc.collect()  # the lock of the folder
+    alive = True
+    revived.clear()
+    _run([*words, f"output.dir={tmp_path / 'cut'}"])
+    assert revived == expected
+    whole, cut = (_last_weights(tmp_path / run) for run in ("whole", "cut"))
+    assert "share_V" in whole and [n for n in whole if not torch.equal(whole[n], cut[n])] == []
+
+
+def _last_weights(run: Path) -> Mapping[str, torch.Tensor]:
+    path = checkpoint.latest(run / "checkpoints")
+    assert path is not None
+    return checkpoint.load(path).weights
+
+
+def test_a_width_that_dall_e_cannot_build_is_refused() -> None:
+    with pytest.raises(UserError, match=r"model\.width.*multiple of 4"):
+        load_tokenizer_config(ROOT / "configs" / "tokenizer.yaml", ["model.width=30"])
+
+
+def test_revival_needs_whole_weights(tiny: list[str], tmp_path: Path) -> None:
+    words = _words(tiny, f"output.runs_dir={tmp_path}", "train.steps=4", "objective.revive=0.1",
+                   "engine.zero_stage=1")  # fmt: skip
+    with pytest.raises(UserError, match=r"set engine\.zero_stage=0, or objective\.revive=0"):
+        _run(words)
+    assert list(tmp_path.iterdir()) == []

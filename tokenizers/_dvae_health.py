@@ -71,14 +71,18 @@ def collapse_reasons(health: TokenHealth) -> list[str]:
     return reasons
 
 
-def collapse_warning(health: TokenHealth) -> str | None:
-    """One paragraph for who trains it if the tokens collapsed, else None."""
+def collapse_warning(health: TokenHealth, *, remedy: str) -> str | None:
+    """One paragraph for who trains it if the tokens collapsed, else None.
+
+    Args:
+        remedy: how to train it: "with ...".
+    """
     reasons = collapse_reasons(health)
     if not reasons:
         return None
     return (
         f"the tokenizer has collapsed: {'; '.join(reasons)}. A masked-token loss against it would "
-        "look excellent and mean nothing. Train it with a lower kl_weight, a lower lr or longer."
+        f"look excellent and mean nothing. Train it {remedy}."
     )
 
 

@@ -10,14 +10,27 @@ import torch
 from torch import Tensor, nn
 
 from mimkit.tokenizers._dvae_model import DOWNSAMPLING, Dvae, map_pixels, reconstruct
+from mimkit.tokenizers._revival import dead_and_sources, near
+
+SHARE_DECAY = 0.99  # of a word's share of the tokens: it remembers about a hundred updates
 
 
 class DvaeTrainee(nn.Module):
-    """A dVAE with its loss as `forward`, for any loop that wants a module that gives a scalar."""
+    """A dVAE with its loss as `forward`, for any loop that wants a module that gives a scalar.
+
+    `share_V`, how much each word was used lately, travels with it in checkpoints; the counts of the
+    tokens that went forward are taken after each update, before a checkpoint is written.
+    """
+
+    share_V: Tensor
+    count_V: Tensor
 
     def __init__(self, dvae: Dvae) -> None:
         super().__init__()
         self.dvae = dvae
+        words = dvae.vocabulary
+        self.register_buffer("share_V", torch.full((words,), 1 / words))
+        self.register_buffer("count_V", torch.zeros(words), persistent=False)
 
     def forward(
         self,
@@ -49,6 +62,7 @@ class DvaeTrainee(nn.Module):
             reconstruction, in [0, 1]).
         """
         logits_BVyx = self.dvae.logits(view_BChw)
+        self._count(logits_BVyx.detach())
         word_BVyx = relaxed_words(logits_BVyx, temperature=temperature, generator=generator)
         mean_B3hw, log_scale_B3hw = self.dvae.pixel_parameters(word_BVyx)
         log_density = logit_laplace_log_density(map_pixels(view_BChw), mean_B3hw, log_scale_B3hw)
@@ -62,6 +76,59 @@ class DvaeTrainee(nn.Module):
         metrics = {name: term.detach() for name, term in terms.items()}
         metrics["mae"] = (reconstruct(mean_B3hw.detach()) - view_BChw).abs().mean()
         return loss, metrics
+
+    def _count(self, logits_BVyx: Tensor) -> None:
+        token_M = logits_BVyx.argmax(dim=1).flatten()
+        self.count_V.scatter_add_(0, token_M, torch.ones_like(token_M, dtype=self.count_V.dtype))
+
+    def taken_counts(self) -> Tensor:
+        """How often each word was the likeliest since the last call; they start again from zero."""
+        taken_V = self.count_V.clone()
+        self.count_V.zero_()
+        return taken_V
+
+
+@torch.no_grad()
+def revive_words(
+    trainee: DvaeTrainee,
+    count_V: Tensor,
+    *,
+    average: Dvae,
+    revive: float,
+    generator: torch.Generator,
+) -> int:
+    """Words that nobody uses start again as neighbours of the most used ones. Ours.
+
+    One whose share of the tokens, averaged over some hundred updates, is below `revive` times an
+    equal share gets the weights of one of the most used, a little apart, in encoder and decoder;
+    both lose a factor of two in probability, so that together they have what the source had.
+
+    Args:
+        count_V: the taken counts of all ranks.
+        average: the running average of the weights, where the same words start again.
+        revive: 0 leaves dead words dead.
+        generator: on the CPU, the same on every rank.
+
+    Returns:
+        How many words started again.
+    """
+    dead_X, source_X = dead_and_sources(trainee.share_V, count_V, decay=SHARE_DECAY, revive=revive)
+    if len(dead_X):
+        seed = generator.get_state()
+        for dvae in (trainee.dvae, average):
+            _start_again(dvae, dead_X, source_X, generator=generator.set_state(seed))
+    return len(dead_X)
+
+
+def _start_again(
+    dvae: Dvae, dead_X: Tensor, source_X: Tensor, *, generator: torch.Generator
+) -> None:
+    output, first = dvae.encoder.blocks.output.conv, dvae.decoder.blocks.input
+    output.w[dead_X] = near(output.w[source_X].flatten(1), generator=generator)[..., None, None]
+    output.b[source_X] -= math.log(2)
+    output.b[dead_X] = output.b[source_X]
+    column_XD = first.w[:, source_X, 0, 0].T
+    first.w[:, dead_X, 0, 0] = near(column_XD, generator=generator).T
 
 
 def relaxed_words(logits_BVyx: Tensor, *, temperature: float, generator: torch.Generator) -> Tensor:

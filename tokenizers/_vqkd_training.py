@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mimkit.tokenizers._revival import dead_and_sources, near
 from mimkit.tokenizers._vqkd_model import Vqkd, VqkdDecoder
 
 Judge = Callable[[Tensor, Tensor], Tensor]  # (predicted_MV, target_MV) -> mean loss
@@ -104,16 +105,10 @@ def update_codebook(
     mean_VC = nn.functional.normalize(statistics.direction_VC, dim=1)
     moved_VC = nn.functional.normalize(decay * code_VC + (1 - decay) * mean_VC, dim=1)
     code_VC.copy_(torch.where(statistics.count_V[:, None] > 0, moved_VC, code_VC))
-    share_V.lerp_(statistics.count_V / statistics.count_V.sum(), 1 - decay)
-    dead = (share_V < revive / len(share_V)).nonzero()[:, 0]
-    dead = dead[: len(share_V) // 2]  # each needs a living one to part from
-    source = share_V.argsort(descending=True, stable=True)[: len(dead)]
-    noise_XC = torch.randn(len(dead), code_VC.shape[1], generator=generator).to(code_VC)
-    apart_XC = 0.1 * nn.functional.normalize(noise_XC, dim=1)
-    code_VC[dead] = nn.functional.normalize(code_VC[source] + apart_XC, dim=1)
-    share_V[source] /= 2
-    share_V[dead] = share_V[source]
-    return len(dead)
+    dead_X, source_X = dead_and_sources(share_V, statistics.count_V, decay=decay, revive=revive)
+    again_XC = near(code_VC[source_X], generator=generator)
+    code_VC[dead_X] = nn.functional.normalize(again_XC, dim=1)
+    return len(dead_X)
 
 
 @torch.no_grad()

@@ -61,7 +61,7 @@ def observe(
         return target
 
     token_views = [to_unit(batch.token_view_BChw) for batch in views]
-    same_crops = [_resized(batch.patch_view_BCHW, (height, width)) for batch in views]
+    same_crops = [resized(to_unit(batch.patch_view_BCHW), (height, width)) for batch in views]
     return Observed(
         grid=grid,
         target=all_of(token_views),
@@ -98,9 +98,9 @@ def _recompressed(view_u8_BChw: Tensor, quality: int) -> Tensor:
     return to_unit(torch.stack(again).permute(0, 3, 1, 2))
 
 
-def _resized(patch_view_u8_BCHW: Tensor, size: tuple[int, int]) -> Tensor:
-    view_BChw = interpolate(to_unit(patch_view_u8_BCHW), size, mode="bicubic", antialias=True)
-    return view_BChw.clamp(0, 1)
+def resized(view_BChw: Tensor, size: tuple[int, int]) -> Tensor:
+    """In [0, 1]; bicubic, of averages where it becomes smaller."""
+    return interpolate(view_BChw, size, mode="bicubic", antialias=True).clamp(0, 1)
 
 
 def agreement(one: Tensor, other: Tensor) -> float:

@@ -1,5 +1,6 @@
-"""What a token bank costs and saves, from a few images."""
+"""What a token bank costs and saves, from a few images and a few updates."""
 
+import json
 import math
 import time
 from collections.abc import Callable
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mimkit import build
+from mimkit import build, estimate
 from mimkit.batch import Batch, to_unit
 from mimkit.config import Config
 from mimkit.data.loader import slot_loader
@@ -17,6 +18,7 @@ from mimkit.data.sources import Source
 from mimkit.tokenizers import VisualTokenizer
 
 _BATCH, _BATCHES = 16, 4
+_UPDATES, _MOST_IMAGES = 20, 64  # of the short run, and of its batch: one rank makes it
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,68 @@ class BankCost:
         """The run from which on making the bank has cost less than the tokenizer in every run."""
         saved = self.encode_ms + max(0.0, self.second_view_ms)
         return max(1, math.ceil((self.render_ms + self.encode_ms) / saved))
+
+
+@dataclass(frozen=True)
+class StudyShare:
+    """Which share of its time a study spends on tokens, with a bank and without.
+
+    Every run of it trains on as many images as the others. Runs that share a bank have one seed:
+    with s seeds there are s banks and s times as many runs, and the share stays.
+    """
+
+    making_s: float  # of the bank, once
+    run_s: float  # the updates of one run, without the tokenizer
+    tokenizer_s: float  # what it adds to a run that has no bank
+
+    @property
+    def without_bank(self) -> float:
+        return self.tokenizer_s / (self.run_s + self.tokenizer_s)
+
+    def with_bank(self, *, runs: int) -> float:
+        """Where so many runs share it."""
+        return self.making_s / (self.making_s + runs * self.run_s)
+
+    def runs_for(self, share: float) -> int:
+        """How many have to share it until it takes no more than this share."""
+        runs = self.making_s * (1 - share) / (share * self.run_s)
+        return max(1, math.ceil(runs - 1e-9))  # 24.000000001 are 24
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Of real updates on one rank."""
+
+    updates: int
+    batch: int
+    ms: float  # an image, the tokenizer included
+    tokenizer_share: float
+
+    def of_study(self, cost: BankCost, *, bank_images: int, run_images: int) -> StudyShare:
+        """The share of tokens, where a bank has so many rows and a run so many images."""
+        seconds = run_images * self.ms / 1e3
+        return StudyShare(
+            making_s=bank_images * (cost.render_ms + cost.encode_ms) / 1e3,
+            run_s=seconds * (1 - self.tokenizer_share),
+            tokenizer_s=seconds * self.tokenizer_share,
+        )
+
+
+def step_time(config: Config) -> StepTime:
+    """A short run of plain PyTorch in this process, in a folder that is removed again."""
+    batch = min(_MOST_IMAGES, max(1, config.train.batch_size // config.engine.accumulation))
+    one_rank = {"runtime": "local", "accumulation": 1, "deepspeed_config": None, "zero_stage": 0}
+    short = config.model_copy(
+        update={"train": config.train.model_copy(update={"batch_size": batch}),
+                "engine": config.engine.model_copy(update=one_rank)}
+    )  # fmt: skip
+    folder, _ = estimate.measure(short, steps=_UPDATES, started_at=time.time())
+    try:
+        summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    finally:
+        estimate.remove(folder)
+    ms = 1e3 / summary["images_per_second"]
+    return StepTime(_UPDATES, batch, ms, summary["tokenizer_share"])
 
 
 def bank_cost(

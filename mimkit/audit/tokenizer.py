@@ -16,6 +16,7 @@ from mimkit.audit._tokenizer_views import (
     agreement_around,
     observe,
     relative_spread,
+    resized,
 )
 from mimkit.batch import Batch, Grid, to_unit
 from mimkit.tokenizers import VisualTokenizer
@@ -141,21 +142,36 @@ class Reconstruction:
 
 @torch.no_grad()
 def reconstruction(
-    tokenizer: VisualTokenizer, views: Iterable[Batch], *, device: torch.device | str = "cpu"
+    tokenizer: VisualTokenizer,
+    views: Iterable[Batch],
+    *,
+    size: int | None = None,
+    device: torch.device | str = "cpu",
 ) -> Reconstruction | None:
-    """None where the tokenizer draws nothing, or numbers that need not be the pixels."""
+    """None where the tokenizer draws nothing, or numbers that need not be the pixels.
+
+    Args:
+        views: what is compared is their token view; padding is left out.
+        size: views are resized to this side before they are encoded, and back when they are
+            redrawn, so that tokenizers of patches of other sizes are compared on the same pixels
+            at the same number of tokens.
+    """
     if tokenizer.vocabulary is None or not tokenizer.can_decode:
         return None
     meter = Meter()
     for batch in views:
-        view_BChw = to_unit(batch.token_view_BChw).to(device)
-        meter.add(reconstruction_sums(view_BChw, redrawn(tokenizer, view_BChw)))
+        view_BChw = to_unit(batch.token_view_BChw[batch.index_B >= 0]).to(device)
+        if len(view_BChw):
+            again_BChw = redrawn(tokenizer, view_BChw, size=size)
+            meter.add(reconstruction_sums(view_BChw, again_BChw))
     means = meter.means(lambda tensor: tensor)
     return Reconstruction(means["mae"], psnr(means["mse"]), means["ssim"])
 
 
 @torch.no_grad()
-def redrawn(tokenizer: VisualTokenizer, view_BChw: Tensor) -> Tensor:
-    """The views, encoded and decoded."""
+def redrawn(tokenizer: VisualTokenizer, view_BChw: Tensor, *, size: int | None = None) -> Tensor:
+    """The views, encoded and decoded; as larger or smaller ones where a `size` is given."""
     height, width = view_BChw.shape[2:]
+    if size is not None and (height, width) != (size, size):
+        return resized(redrawn(tokenizer, resized(view_BChw, (size, size))), (height, width))
     return tokenizer.decode(tokenizer.encode(view_BChw), tokenizer.grid(height, width))

@@ -31,7 +31,7 @@ class TokenizerConfig(Section):
 class DvaeModelConfig(Section):
     """The DALL-E dVAE's architecture at another size (its own: width 256, 2 blocks, 8192 words)."""
 
-    width: int = Field(256, ge=4)
+    width: int = Field(256, ge=4, multiple_of=4)
     blocks: int = Field(2, ge=1)
     vocabulary: int = Field(8192, ge=2)
 
@@ -39,8 +39,8 @@ class DvaeModelConfig(Section):
 class DvaeObjectiveConfig(Section):
     """Schedules are cosines over a share of the run (DALL-E A.2: tau 5 %, KL 0.17 % of it).
 
-    `balance` and `spread` are ours: a small dVAE in a short run collapses to a few words without
-    them. Balance [0, 0] and spread null are the paper's objective.
+    `balance`, `spread` and `revive` are ours: a small dVAE in a short run collapses to a few words
+    without them. Balance [0, 0], spread null and revive 0 are the paper's objective.
     """
 
     temperature: tuple[float, float] = (1.0, 1 / 16)
@@ -50,6 +50,7 @@ class DvaeObjectiveConfig(Section):
     balance: tuple[float, float] = (0.0, 0.0)  # weight on uneven use of words, first and last
     balance_share: float = Field(0.5, gt=0, le=1)
     spread: float | None = Field(None, gt=0)  # deviation of each word's first logits
+    revive: float = Field(0.0, ge=0, lt=1)  # of an equal share of the tokens; a word below is dead
     ema: float = Field(0.999, ge=0, lt=1)
 
 

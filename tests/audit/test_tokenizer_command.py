@@ -8,8 +8,11 @@ import pytest
 import torch
 from commands import ROOT, Shards, command
 from PIL import Image
+from torch.nn.functional import interpolate
 
+from mimkit import build
 from mimkit.cli import main
+from mimkit.config import DataConfig
 from mimkit.tokenizers import TOKENIZERS
 from mimkit.tokenizers._dvae_file import save_dvae
 
@@ -87,6 +90,28 @@ def test_a_constant_tokenizer_is_dead(
     assert found["words"]["entropy"] == 0
 
 
+def test_whole_images_are_redrawn_at_another_size(
+    tokenizer_file: Path, shards: Shards, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """16 pixels as 32 x 32: by hand, from the same files."""
+    json_file = tmp_path / "health.json"
+    words = ["--tokenizer", f"dvae:path={tokenizer_file}", "--shards", shards.heldout]
+    audit(*words, "--size", "32", "--images", "4", "--redraw-at", "16", "--json", json_file)
+    assert "redrawn: whole images of 16 pixels, as 32 x 32" in capsys.readouterr().out
+    data = DataConfig(token_size=16)
+    view = build.build_probe_view(data, "tokens")
+    source = build.build_source(data, str(shards.heldout), split="heldout")
+    image_BChw = torch.stack([view(sample.image).token_view_Chw for sample in source]) / 255
+    large_BChw = interpolate(image_BChw, 32, mode="bicubic", antialias=True).clamp(0, 1)
+    tokenizer = TOKENIZERS["dvae"](path=str(tokenizer_file))
+    again_BChw = tokenizer.decode(tokenizer.encode(large_BChw), (4, 4))
+    again_BChw = interpolate(again_BChw, 16, mode="bicubic", antialias=True).clamp(0, 1)
+    found = json.loads(json_file.read_text())["reconstruction"]
+    error = (again_BChw - image_BChw).square().mean()
+    assert found["psnr"] == pytest.approx(float(-10 * error.log10()), abs=1e-3)
+    assert found["mae"] == pytest.approx(float((again_BChw - image_BChw).abs().mean()), abs=1e-5)
+
+
 def test_targets_that_are_numbers(shards: Shards, capsys: pytest.CaptureFixture[str]) -> None:
     assert audit("--tokenizer", "pixels:patch=8", "--shards", shards.train, "--size", "32",
                  "--images", "9") == 0  # fmt: skip
@@ -109,6 +134,9 @@ def test_targets_that_are_numbers(shards: Shards, capsys: pytest.CaptureFixture[
         (["--size", "60"], "--size 60 (a run's data.token_size): tokenizer 'dvae' makes"),
         (["--size", "16"], "--size 16 makes 2 x 2 patches; the audit compares each with its "
          "neighbours and needs 3 x 3 at least: set --size to 24 or more"),
+        (["--redraw-at", "7"], "--redraw-at is 7; set it to 8 or more"),
+        (["--tokenizer", "pixels:patch=8", "--redraw-at", "32"],
+         "pixels:patch=8 redraws none; leave it out"),
         (["--shards", "no/such-*.tar"], "looked for such-*.tar in no"),
     ],
 )  # fmt: skip

@@ -25,7 +25,7 @@ def test_equal_use_has_the_perplexity_of_the_words_used() -> None:
     assert health.perplexity == pytest.approx(128)
     assert health.entropy == pytest.approx(math.log(128))
     assert health.top_share == pytest.approx(1 / 128)
-    assert collapse_warning(health) is None
+    assert collapse_warning(health, remedy="longer") is None
 
 
 def test_counts_add_up_over_batches() -> None:
@@ -53,15 +53,15 @@ def test_nothing_counted_is_an_error() -> None:
     ],
 )
 def test_collapse_is_named(counts: list[int], words: str) -> None:
-    warning = collapse_warning(token_health(torch.tensor(counts)))
-    assert warning is not None and words in warning and "kl_weight" in warning
+    warning = collapse_warning(token_health(torch.tensor(counts)), remedy="longer")
+    assert warning is not None and words in warning and "Train it longer." in warning
 
 
 def test_few_tokens_are_no_collapse() -> None:
     """Twelve tokens can use twelve words at most, of any vocabulary."""
     count_V = torch.zeros(8192, dtype=torch.int64)
     count_V[:12] = 1
-    assert collapse_warning(token_health(count_V)) is None
+    assert collapse_warning(token_health(count_V), remedy="longer") is None
 
 
 def test_reconstruction_of_a_constant_shift() -> None:

@@ -14,6 +14,7 @@ from mimkit.tokenizers._dvae_training import (
     kl_to_uniform,
     logit_laplace_log_density,
     relaxed_words,
+    revive_words,
     spread_words,
     update_average,
 )
@@ -146,6 +147,56 @@ def test_average_forgets_the_initial_weights_and_then_moves_slowly() -> None:
     start = average.encoder.blocks.input.w.clone()
     update_average(average, dvae, decay=0.999, step=100_000)
     torch.testing.assert_close(average.encoder.blocks.input.w, 0.999 * start + 0.001 * end)
+
+
+def test_words_that_nobody_uses_start_again_beside_the_most_used() -> None:
+    """Both of a pair, together, have the probability that the source had alone."""
+    dvae = make_dvae(width=8, blocks=1, vocabulary=16, generator=gumbel())
+    average = make_dvae(width=8, blocks=1, vocabulary=16, generator=gumbel(seed=1))
+    trainee = DvaeTrainee(dvae)
+    trainee.share_V.copy_(torch.tensor([0.001, 0.4, 0.3, 0.001] + 12 * [0.298 / 12]))
+    view_BChw = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    before = {net: net.logits(view_BChw).detach().softmax(1) for net in (dvae, average)}
+    columns = {net: net.decoder.blocks.input.w.detach().clone() for net in (dvae, average)}
+    count_V = 1000 * trainee.share_V
+    revived = revive_words(trainee, count_V, average=average, revive=0.1, generator=gumbel())
+    assert revived == 2
+    torch.testing.assert_close(trainee.share_V[:4], torch.tensor([0.2, 0.2, 0.15, 0.15]))
+    for net, word_BVyx in before.items():
+        after_BVyx = net.logits(view_BChw).detach().softmax(1)
+        for dead, source in ((0, 1), (3, 2)):
+            pair_Byx = after_BVyx[:, dead] + after_BVyx[:, source]
+            # what the dead had is gone, and the pair is a tenth apart
+            torch.testing.assert_close(pair_Byx, word_BVyx[:, source], rtol=0.25, atol=0)
+            column_D = columns[net][:, source, 0, 0]
+            apart = net.decoder.blocks.input.w.detach()[:, dead, 0, 0] - column_D
+            assert float(apart.norm() / column_D.norm()) == pytest.approx(0.1, rel=1e-4)
+        assert torch.equal(columns[net][:, 4:], net.decoder.blocks.input.w[:, 4:])
+
+
+def test_every_word_that_is_used_stays_and_none_starts_again_at_zero() -> None:
+    trainee = DvaeTrainee(make_dvae(width=8, blocks=1, vocabulary=16, generator=gumbel()))
+    start = {name: weight.clone() for name, weight in trainee.dvae.state_dict().items()}
+    count_V = torch.tensor([1600.0] + 15 * [0.0])
+    for _ in range(200):
+        revived = revive_words(
+            trainee, count_V, average=trainee.dvae, revive=0.0, generator=gumbel()
+        )
+        assert revived == 0
+    assert all(torch.equal(start[name], w) for name, w in trainee.dvae.state_dict().items())
+    assert trainee.share_V[0] == pytest.approx(1 - 15 / 16 * 0.99**200, rel=1e-4)
+
+
+def test_tokens_that_went_forward_are_counted_once() -> None:
+    trainee = DvaeTrainee(make_dvae(width=8, blocks=1, vocabulary=16, generator=gumbel()))
+    view_BChw = torch.rand(3, 3, 16, 24, generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        trainee(view_BChw, generator=gumbel(), temperature=1.0, kl_weight=0.0)
+    target_M = trainee.dvae.logits(view_BChw).argmax(1).flatten()
+    expected_V = 2 * torch.bincount(target_M, minlength=16).float()
+    assert torch.equal(trainee.taken_counts(), expected_V)
+    assert torch.equal(trainee.taken_counts(), torch.zeros(16))
+    assert "count_V" not in trainee.state_dict() and "share_V" in trainee.state_dict()
 
 
 def test_training_on_photographs_lowers_the_error(training_crops: Tensor) -> None:
