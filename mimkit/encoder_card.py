@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from mimkit.config import Config
-from mimkit.export._card import CardFacts
+from mimkit.export._card import CLASSIFIES, IMPORTED, PRETRAINED, CardFacts
+from mimkit.export._headed import EncoderWithClassifier
+from mimkit.export._pretrained import Normalisation
+from mimkit.files import sha256
 from mimkit.models.encoder import ImageEncoder
 from mimkit.train import checkpoint
 
@@ -67,6 +70,76 @@ def card_facts(
     )
 
 
+def file_facts(
+    file: Path, pixels: Normalisation, encoder: ImageEncoder, about: Mapping[str, str]
+) -> CardFacts:
+    """The card's tables of an encoder that comes out of a file instead of a run.
+
+    Args:
+        file: that `mimkit.load_encoder` reads.
+        encoder: as it is exported, regrouped and at its size.
+        about: what the file says of itself, and what was done to the encoder since.
+    """
+    rows, columns = encoder.encoder.grid
+    patch = encoder.stem.patch_size
+    origin = {name: about[name] for name in _ORIGIN if name in about}
+    return CardFacts(
+        name=about.get("mimkit_run") or about.get("imported_from") or file.name,
+        licence=about["licence"],
+        mean=pixels.mean,
+        std=pixels.std,
+        image_size=(rows * patch, columns * patch),
+        sections={
+            "Model": _model_rows(encoder, about),
+            "Origin": {"file": file.name, "sha256 of the file": f"`{sha256(file)}`", **origin},
+            "Metrics": json.loads(about.get("metrics", "{}")) or _finetuned(file),
+            **_class_rows(encoder),
+        },
+        intended=_intended(encoder, about),
+        task="image-classification" if _classifies(encoder) else "image-feature-extraction",
+    )
+
+
+def _intended(encoder: ImageEncoder, about: Mapping[str, str]) -> str:
+    if _classifies(encoder):
+        return CLASSIFIES
+    return IMPORTED if "imported_from" in about else PRETRAINED
+
+
+def _classifies(encoder: ImageEncoder) -> bool:
+    return isinstance(encoder, EncoderWithClassifier)
+
+
+def _finetuned(file: Path) -> dict[str, Any]:
+    """Numbers of the finetuning in whose folder `best` the file is; empty where it is elsewhere."""
+    best = read_json(file.parent / "best.json")
+    numbers = _metrics(file.resolve().parents[1]) if best else {}
+    return {**best, **{name: value for name, value in numbers.items()
+                       if isinstance(value, int | float)}}  # fmt: skip
+
+
+def _class_rows(encoder: ImageEncoder) -> dict[str, dict[str, object]]:
+    if not isinstance(encoder, EncoderWithClassifier):
+        return {}
+    names = encoder.classes
+    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" * (len(names) > _SHOWN))
+    return {"Classes": {"number": encoder.num_classes, "names": shown or "not on record",
+                        "pooling": encoder.pooling}}  # fmt: skip
+
+
+_SHOWN = 20  # names of classes
+_ORIGIN = (
+    "mimkit_run",
+    "update",
+    "init",
+    "mimkit_config",
+    "imported_from",
+    "imported_sha256",
+    "scheme",
+    "coverage",
+)
+
+
 def _model_rows(encoder: ImageEncoder, about: Mapping[str, str]) -> dict[str, object]:
     inner = encoder.encoder
     stem = ", ".join(f"{name}={value}" for name, value in encoder.stem.settings.items())
@@ -75,8 +148,12 @@ def _model_rows(encoder: ImageEncoder, about: Mapping[str, str]) -> dict[str, ob
         "width, heads": f"{inner.width}, {inner.heads}",
         "blocks x branches": f"{inner.depth} x {inner.branches}",
         "positions": inner.positions,
-        "tokenizer": about["tokenizer"],
-        **{name: about[name] for name in ("positions_from", "regrouped") if name in about},
+        "tokenizer": about.get("tokenizer", "not on record"),
+        **{
+            name: about[name]
+            for name in ("weights", "positions_from", "regrouped")
+            if name in about
+        },
     }
 
 

@@ -10,15 +10,19 @@ import torch
 import yaml
 from commands import pretrain
 from safetensors import safe_open
+from timm.models.vision_transformer import VisionTransformer
 
 from mimkit import build
+from mimkit.classifier_io import Classifier, write_classifier
 from mimkit.cli import main
 from mimkit.config import load_config, to_yaml
-from mimkit.encoder_io import export_run, load_encoder, load_run
+from mimkit.encoder_export import export_run
+from mimkit.encoder_io import load_encoder, load_run
 from mimkit.errors import UserError
 from mimkit.export import EXPORTERS
 from mimkit.export.timm import load
 from mimkit.files import sha256
+from mimkit.models.classifier import ImageClassifier
 from mimkit.models.regroup import regroup
 from mimkit.models.resize import resized
 from mimkit.train import checkpoint
@@ -127,7 +131,8 @@ def test_a_size_that_is_none_is_refused(
     words = [str(finished_run), str(tmp_path / "out"), "--image-size", text]
     assert main(["export", *words]) == 2
     message = " ".join(capsys.readouterr().err.split())
-    expected = "33x33 pixels does not divide" if text == "33" else f"--image-size is '{text}'"
+    expected = "33x33 pixels, which do not divide" if text == "33" else f"'{text}'"
+    expected = f"--image-size is {expected}"
     assert expected in message
     assert list(tmp_path.iterdir()) == []
 
@@ -269,3 +274,87 @@ def test_an_unknown_format_is_answered_with_those_there_are(
 ) -> None:
     with pytest.raises(UserError, match=r"there is no export format called 'tim'.*'timm'"):
         export_run(finished_run, format_name="tim", out=tmp_path / "encoder.safetensors")
+
+
+@pytest.mark.parametrize("name", ["timm", "hf"])
+def test_a_file_of_ours_is_exported_as_its_run_would_be(
+    name: str, finished_run: Path, tmp_path: Path
+) -> None:
+    if name == "hf":
+        pytest.importorskip("transformers")
+    file, out = tmp_path / "ours.safetensors", tmp_path / "out"
+    export_run(finished_run, format_name="safetensors", out=file, licence="cc0-1.0")
+    done = export_run(file, format_name=name, out=out)
+    assert done.report.max_difference <= 1e-5
+    exporter = EXPORTERS[name]()
+    with torch.no_grad():
+        got = exporter.tokens(exporter.load(out), _images())
+        torch.testing.assert_close(got, load_run(finished_run)[1](_images()), rtol=0, atol=1e-5)
+    card = (out / "README.md" if name == "hf" else tmp_path / "out.md").read_text()
+    for said in ("license: cc0-1.0", f"`{sha256(file)}`", "| heldout_loss |", "ours.safetensors"):
+        assert said in card
+
+
+def test_files_that_are_not_exported_say_what_to_do(finished_run: Path, tmp_path: Path) -> None:
+    torch.save({"cls_token": torch.zeros(1)}, tmp_path / "theirs.pth")
+    ours = tmp_path / "ours.safetensors"
+    export_run(finished_run, format_name="safetensors", out=ours)
+    export_run(finished_run, format_name="timm", out=tmp_path / "timm.safetensors")
+    for path, more, said in (
+        (tmp_path / "theirs.pth", {}, r"somebody else's; `mimkit import_weights .*theirs\.pth"),
+        (tmp_path / "timm.safetensors", {}, r"'mimkit\.timm\.1'.*for another library"),
+        (ours, {"with_head": True}, r"an encoder without a head; leave --with-head out"),
+        (ours, {"weights": "average"}, r"one set of weights; leave --weights out"),
+        (finished_run, {"with_head": True, "branches": 1}, r"--regroup makes another encoder"),
+    ):
+        with pytest.raises(UserError, match=said):
+            export_run(path, format_name="hf", out=tmp_path / "out", **more)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_imported_encoder_becomes_another_librarys(tmp_path: Path) -> None:
+    """Of images that are no squares, so the embedded ones are given their shape."""
+    sizes = {"img_size": (32, 48), "patch_size": 8, "embed_dim": 192, "depth": 1, "num_heads": 3}
+    torch.manual_seed(0)
+    theirs = VisionTransformer(**sizes, num_classes=0).eval()
+    torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
+    ours, out = tmp_path / "ours.safetensors", tmp_path / "back.safetensors"
+    words = ["import_weights", str(tmp_path / "theirs.pth"), str(ours), "--image-size", "32x48"]
+    assert main(words) == 0
+    assert main(["export", str(ours), str(out), "--format", "timm"]) == 0
+    images = torch.randn(2, 3, 32, 48)
+    with torch.no_grad():
+        torch.testing.assert_close(load(out)(images), theirs(images), rtol=0, atol=1e-5)
+    card = " ".join((tmp_path / "back.safetensors.md").read_text().split())
+    assert "is for their authors to say" in card
+
+
+@pytest.mark.parametrize("name", ["timm", "hf"])
+def test_a_finetuned_model_leaves_with_its_classifier_or_as_an_encoder(
+    name: str, finished_run: Path, tmp_path: Path
+) -> None:
+    if name == "hf":
+        pytest.importorskip("transformers")
+    found = load_encoder(finished_run)
+    model = ImageClassifier(found.image_encoder, num_classes=3, pooling="mean")
+    model.initialise_head(seed=0, scale=20)
+    folder = tmp_path / "best"
+    folder.mkdir()
+    classes = ("cat", "coffee", "rocket")
+    classifier = Classifier(model.eval(), found.normalisation, classes, {"mimkit_run": "tuned"})
+    write_classifier(folder, classifier, base=None)
+    exporter, out = EXPORTERS[name](), tmp_path / "out"
+    words = ["export", str(folder), str(out), "--format", name]
+    assert main([*words, "--with-head"]) == 0
+    with torch.no_grad():
+        got = exporter.logits(exporter.load(out), _images())
+        torch.testing.assert_close(got, model(_images()), rtol=0, atol=1e-5)
+    card = (out / "README.md" if name == "hf" else tmp_path / "out.md").read_text()
+    for said in ("pipeline_tag: image-classification", "| names | cat, coffee, rocket |",
+                 "# tuned", "logits = model.eval()"):  # fmt: skip
+        assert said in card
+    assert main([*words, "--overwrite"]) == 0
+    with torch.no_grad():
+        got = exporter.tokens(exporter.load(out), _images())
+        expected = model.image_encoder(_images())
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)

@@ -86,7 +86,8 @@ def test_any_multiple_of_the_patch_is_taken(tmp_path: Path, positions: str, size
         expected = resized(source, grid)(images)
         assert torch.equal(encoder.forward_features(images), expected)
         assert torch.equal(fixed.forward_features(images), expected)
-    with pytest.raises(UserError, match=r"33x32 pixels does not divide into patches of 8"):
+    said = r"are of 33x32 pixels, which do not divide into patches of 8.*32x32"
+    with pytest.raises(UserError, match=said):
         encoder(torch.zeros(1, 3, 33, 32))
 
 
@@ -102,6 +103,64 @@ def _small(positions: str = "absolute") -> ImageEncoder:
             if "relative" in name:
                 weight.normal_(generator=torch.Generator().manual_seed(3))
     return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("images", "said"),
+    [
+        (torch.zeros(3, 32, 32), r"shape \(3, 32, 32\), expected \(B, 3, .*images\[None\]"),
+        (torch.zeros(1, 32, 32, 3), r"channels are last: images\.permute\(0, 3, 1, 2\)"),
+        (torch.zeros(1, 1, 32, 32), r"1 channels where 3 are expected.*grey"),
+        (torch.zeros(1, 4, 32, 32), r"4 channels where 3 are expected.*alpha"),
+        (torch.zeros(2, 2), r"the shape \(2, 2\), expected"),
+        (torch.zeros(0, 3, 32, 32), r"shape \(0, 3, 32, 32\), which is none"),
+        (torch.zeros(1, 3, 32, 0), r"shape \(1, 3, 32, 0\), which is none"),
+        (torch.zeros(1, 3, 4, 32), r"4x32 pixels, which do not divide into patches of 8.*8x32"),
+        (pixels(), r"torch\.uint8, expected normalised ones.*encoder\.normalisation"),
+        (torch.zeros(1, 3, 32, 32).double(), r"float64 and the encoder's weights torch\.float32"),
+        ([[0.0]], r"images are a list, expected a tensor"),
+    ],
+)
+def test_images_that_are_none_are_refused_as_a_person_would(images, said: str) -> None:
+    encoder = PretrainedEncoder(_small(), normalisation=_HALF, about={})
+    for call in (encoder, encoder.forward_features, lambda x: encoder.intermediates(x, [1])):
+        with pytest.raises(ValueError, match=said):
+            call(images)
+
+
+@pytest.mark.parametrize(
+    ("images", "said"),
+    [
+        (pixels().float(), r"from 0 to 255, and floats .* in \[0, 1\]; divide them by 255"),
+        (torch.full((3, 8, 8), -2.1), r"from -2\.1 to -2\.1.*are they normalised already"),
+        (torch.full((1, 3, 8, 8), float("nan")), "hold NaN"),
+        (pixels().long(), r"torch\.int64, expected uint8"),
+        (torch.zeros(8, 8, 3), r"images\.permute\(2, 0, 1\)"),
+        (torch.zeros(8, 8), r"the shape \(8, 8\)"),
+    ],
+)
+def test_pixels_that_are_none_are_refused(images, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        _HALF(images)
+
+
+def test_one_image_and_what_bicubic_resizing_overshoots_are_normalised() -> None:
+    image = torch.tensor([-0.1, 0.5, 1.1])[:, None, None].expand(3, 8, 8)
+    expected = torch.tensor([-1.2, 0.0, 1.2])
+    torch.testing.assert_close(_HALF(image)[:, 0, 0], expected, rtol=0, atol=1e-5)
+
+
+def test_autocast_takes_images_of_another_type() -> None:
+    encoder = PretrainedEncoder(_small(), normalisation=_HALF, about={})
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert encoder(torch.zeros(1, 3, 32, 32).bfloat16()).shape == (1, 32)
+
+
+def test_sizes_are_spoken_of_by_the_callers_own_words(exported: Path) -> None:
+    with pytest.raises(UserError, match=r"image_size is 33x33 pixels, which do not divide"):
+        load_encoder(exported, image_size=33)
+    with pytest.raises(UserError, match=r"an image is of 33x32 pixels.*32x32"):
+        load_encoder(exported).grid(33, 32)
 
 
 def test_a_cast_or_moved_encoder_works_at_other_sizes_too() -> None:
@@ -210,7 +269,7 @@ def test_what_is_no_encoder_is_refused(kind: str, tmp_path: Path, exported: Path
         path.mkdir()
     message = {
         "missing": "there is no ",
-        "foreign": "the nearest scheme is",
+        "foreign": "has no weight under a name that mimkit knows",
         "renamed": r"unused \['encoder\.other'\], unfilled \['encoder\.cls_token'\]",
         "empty": "is no run folder",
     }[kind]

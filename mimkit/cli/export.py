@@ -1,6 +1,9 @@
 """Write a run's encoder for another library, and prove that it gives the same features there.
 
   python tools/export.py runs/latest --format timm encoder.safetensors
+  python tools/export.py imported.safetensors --format onnx encoder.onnx
+
+The second takes what import_weights, or --format safetensors, wrote.
 
 The formats:
 
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
     image_size = parse_size(arguments.image_size)
-    from mimkit.encoder_io import export_run
+    from mimkit.encoder_export import export_run
 
     done = export_run(
         arguments.run,
@@ -52,6 +55,8 @@ def main(argv: Sequence[str]) -> int:
         fold=arguments.fold,
         with_head=arguments.with_head,
         licence=arguments.licence,
+        weights=arguments.weights,
+        overwrite=arguments.overwrite,
     )
     if done.moved:
         print(_table(done.moved, branches=arguments.regroup, images=done.report.images))
@@ -65,7 +70,10 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", type=Path, help="a run folder or one of its checkpoints")
+    parser.add_argument(
+        "run", type=Path,
+        help="a run folder (of a finetuning: its best weights), a checkpoint, or an encoder file",
+    )  # fmt: skip
     parser.add_argument("out", type=Path, help="the file or folder to write")
     parser.add_argument("--format", default="timm", help="the format (default: timm)")
     parser.add_argument(
@@ -79,10 +87,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--with-head",
         action="store_true",
-        help="the mask token and the head too (format hf, linear stems)",
+        help="of a finetuning the classifier too (not safetensors); of a pretraining the mask "
+        "token and the head (format hf, linear stems)",
     )
     parser.add_argument(
-        "--licence", default="unknown", help="of the weights, for the card (default: unknown)"
+        "--weights",
+        choices=("best", "trained", "average"),
+        default="best",
+        help="average: of the weights, where the run keeps one (train.ema); best: that where there "
+        "is one, else the trained ones (default: best)",
+    )
+    parser.add_argument(
+        "--licence", help="of the weights, for the card (default: what a file says, else unknown)"
+    )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace the file OUT, or the folder if it is an export (default: refuse)",
     )
     parser.add_argument(
         "--regroup",

@@ -33,8 +33,11 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     if args.out.exists() and args.file.exists() and args.out.samefile(args.file):
         raise UserError(f"{args.out} is the file that is read; name another to write")
+    from mimkit.export import EXPORTERS
     from mimkit.files import sha256
     from mimkit.importing import import_weights
+
+    EXPORTERS["safetensors"]().check(args.out, overwrite=args.overwrite, has_card=False)
 
     imported = import_weights(
         args.file,
@@ -45,7 +48,8 @@ def main(argv: Sequence[str]) -> int:
         std=args.std and tuple(args.std),
     )
     file = args.file / "model.safetensors" if args.file.is_dir() else args.file
-    report = _write(imported, args.out, file=file.name, sha256=sha256(file))
+    said = {"imported_from": file.name, "imported_sha256": sha256(file)}
+    report = _write(imported, args.out, said, overwrite=args.overwrite)
     print("\n".join([*_about(imported), *_written(report)]))
     return 0
 
@@ -77,10 +81,15 @@ def _parser() -> argparse.ArgumentParser:
             metavar=("R", "G", "B"),
             help=f"{name} of pixels in [0, 1] (default: the scheme's)",
         )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace OUT if it exists (default: refuse)"
+    )
     return parser
 
 
-def _write(imported: "Imported", out: Path, *, file: str, sha256: str) -> "ExportReport":
+def _write(
+    imported: "Imported", out: Path, said: Mapping[str, str], *, overwrite: bool
+) -> "ExportReport":
     import torch
 
     from mimkit.export import EXPORTERS
@@ -95,11 +104,11 @@ def _write(imported: "Imported", out: Path, *, file: str, sha256: str) -> "Expor
         mean=imported.mean,
         std=imported.std,
         metadata={
-            "imported_from": file,
-            "imported_sha256": sha256,
+            **said,
             "scheme": imported.scheme,
             "coverage": f"{imported.coverage.share:.4f}",
         },
+        overwrite=overwrite,
     )
 
 

@@ -4,7 +4,6 @@ import copy
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +12,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mimkit.errors import UserError
-from mimkit.export._headed import EncoderWithHead
+from mimkit.export._headed import EncoderWithClassifier, EncoderWithHead
 from mimkit.export._optional import optional
+from mimkit.export._place import (
+    card_path,
+    check_file,
+    check_folder,
+    check_texts,
+    is_card,
+    placed,
+)
 from mimkit.export._proof import Comparison, Proof, compared, latency
-from mimkit.files import atomic_file, atomic_folder, sha256, write_text
+from mimkit.files import sha256, write_text
 from mimkit.models.encoder import ImageEncoder
 from mimkit.models.resize import resized
 from mimkit.registry import Registry
@@ -46,6 +53,7 @@ class Exporter(ABC):
         tolerance: largest difference of any output, float32.
         is_folder: whether OUT is a folder.
         holds_head: whether the mask token and the head of pretraining can go with the encoder.
+        holds_classifier: whether a finetuned classifier can.
         casts: whether the loaded model can be cast to bfloat16.
         packages: what it needs besides mimkit's own dependencies, from mimkit[export].
     """
@@ -54,6 +62,7 @@ class Exporter(ABC):
     tolerance = 1e-5
     is_folder = False
     holds_head = False
+    holds_classifier = True
     casts = True
     packages: Sequence[str] = ()
 
@@ -89,6 +98,11 @@ class Exporter(ABC):
         """Of a model with its head, predicted_MV at the masked patches."""
         raise AssertionError("a format that holds heads says how they predict")
 
+    def logits(self, loaded: nn.Module, image_BCHW: Tensor) -> Tensor:
+        """Of a classifier, logits_BV."""
+        logits_BV: Tensor = loaded(image_BCHW)
+        return logits_BV
+
     def export(
         self,
         encoder: ImageEncoder,
@@ -100,6 +114,7 @@ class Exporter(ABC):
         metadata: Mapping[str, str],
         fold: bool = False,
         card: Callable[[ExportReport], str] | None = None,
+        overwrite: bool = False,
     ) -> ExportReport:
         """Writes `path` atomically, after what was loaded back has given the same tokens.
 
@@ -112,27 +127,26 @@ class Exporter(ABC):
                 was before.
             card: the model card's text, written as README.md into a folder or as PATH.md beside a
                 file.
+            overwrite: replace what is at `path`; of folders only an earlier export.
 
         Raises:
-            UserError: the format cannot hold the encoder, or outputs differ by more than
-                `tolerance`; nothing is left behind.
+            UserError: the format cannot hold the encoder, something is in the way, or outputs
+                differ by more than `tolerance`; nothing is left behind.
         """
-        for package in self.packages:
-            optional(package)
-        if not self.is_folder:
-            _check_file(path, has_card=card is not None)
+        self.check(path, overwrite=overwrite, has_card=card is not None)
         source = copy.deepcopy(encoder).float().cpu().eval()
         written = _folded(source) if fold else source
         self._check_head(written)
         architecture = self.architecture(written)
+        texts = self.beside(written)
+        check_texts(path.parent, {} if self.is_folder else texts, overwrite=overwrite)
         image_size = [side * source.stem.patch_size for side in source.encoder.grid]
         pixels = {"image_size": image_size, "mean": list(mean), "std": list(std)}
         said = {**metadata, **{name: json.dumps(value) for name, value in pixels.items()}}
-        with self._place(path) as temporary:
+        with placed(path, is_folder=self.is_folder) as temporary:
             self.write(written, temporary, metadata=said)
             proof = self._proof(source, self.load(temporary), image_BCHW.float().cpu())
             _check(proof, path)
-            texts = self.beside(written)
             for name, text in texts.items():
                 write_text((temporary if self.is_folder else path.parent) / name, text)
             report = ExportReport(
@@ -148,22 +162,34 @@ class Exporter(ABC):
             if card is not None:
                 readme = temporary / "README.md" if self.is_folder else card_path(path)
                 write_text(readme, card(report))
+        if card is None and not self.is_folder and is_card(card_path(path)):
+            card_path(path).unlink()  # of the file that was replaced
         return report
 
-    def _place(self, path: Path) -> AbstractContextManager[Path]:
-        if not self.is_folder:
-            return atomic_file(path)
-        if path.exists():
-            raise UserError(
-                f"{path} exists, and this format writes a whole folder; remove it, or name another"
-            )
-        return atomic_folder(path)
+    def check(self, path: Path, *, overwrite: bool, has_card: bool = True) -> None:
+        """What can be said before there is an encoder: `export` does it too.
+
+        Raises:
+            UserError: a package is missing, or something is at `path` and may not be replaced.
+        """
+        for package in self.packages:
+            optional(package)
+        if self.is_folder:
+            check_folder(path, overwrite=overwrite)
+        else:
+            check_file(path, overwrite=overwrite, has_card=has_card)
 
     def _check_head(self, encoder: ImageEncoder) -> None:
         if isinstance(encoder, EncoderWithHead) and not self.holds_head:
             raise UserError(
                 "this format holds encoders only; leave --with-head out, or take --format hf, "
                 "whose BeitForMaskedImageModeling has the mask token and the head"
+            )
+        if isinstance(encoder, EncoderWithClassifier) and not self.holds_classifier:
+            raise UserError(
+                "this format holds encoders only; leave --with-head out, or take --format timm, "
+                "hf, onnx or pt2. For mimkit itself the folder `best` of the run is the "
+                "classifier: mimkit.classifier_io.load_classifier"
             )
 
     def _proof(self, source: ImageEncoder, loaded: nn.Module, image_BCHW: Tensor) -> Proof:
@@ -176,7 +202,9 @@ class Exporter(ABC):
         )
 
     def _calls(self, source: ImageEncoder, loaded: nn.Module) -> tuple[Call, Call]:
-        """What is compared: tokens, or predictions where there is a head."""
+        """What is compared: tokens; predictions or logits where there is a head."""
+        if isinstance(source, EncoderWithClassifier):
+            return source.logits, lambda image_BCHW: self.logits(loaded, image_BCHW)
         if not isinstance(source, EncoderWithHead):
             return source, lambda image_BCHW: self.tokens(loaded, image_BCHW)
         mask = source.example_mask
@@ -201,37 +229,20 @@ class Exporter(ABC):
             if model is None:
                 continue
             images = functional.interpolate(image_BCHW[:_FEW], (height, width), mode="bilinear")
-            yield compared(resized(source, grid)(images), self.tokens(model, images), images)
+            ours, theirs = self._calls(resized(source, grid), model)
+            yield compared(ours(images), theirs(images), images)
 
     @torch.no_grad()
     def _in_bf16(self, source: ImageEncoder, loaded: nn.Module, image_BCHW: Tensor) -> float | None:
         if not self.casts or isinstance(source, EncoderWithHead):
             return None
-        got = self.tokens(loaded.bfloat16(), image_BCHW.bfloat16())
-        return compared(source(image_BCHW), got.float(), image_BCHW).max_difference
+        ours, theirs = self._calls(source, loaded.bfloat16())
+        return compared(
+            ours(image_BCHW), theirs(image_BCHW.bfloat16()).float(), image_BCHW
+        ).max_difference
 
 
 EXPORTERS: Registry[Callable[..., Exporter]] = Registry("export format", __name__)
-
-
-def card_path(path: Path) -> Path:
-    """Where the card of a file lies: beside it."""
-    return path.with_name(f"{path.name}.md")
-
-
-_CARD_MARK = b"written by mimkit"  # stands in every card
-
-
-def _check_file(path: Path, *, has_card: bool) -> None:
-    """UserError where a folder or somebody's own text would be in the way, before any work."""
-    if path.is_dir():
-        raise UserError(f"{path} is a folder, and this format writes a file; name another")
-    note = card_path(path)
-    if has_card and note.exists() and not (note.is_file() and _CARD_MARK in note.read_bytes()):
-        raise UserError(
-            f"{note} is no model card of mimkit's, and the card would replace it; move it, or name "
-            "another file"
-        )
 
 
 def _folded(source: ImageEncoder) -> ImageEncoder:

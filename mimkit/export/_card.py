@@ -7,11 +7,19 @@ import yaml
 
 from mimkit.export import ExportReport
 
-_INTENDED = """\
+_FEATURES = """\
 Features of natural images, frozen (kNN, linear or attentive probes, retrieval) or as a start for
-finetuning. It was pretrained without labels by predicting the visual words of masked patches: it
-names no classes, and its features carry whatever the pretraining images favour. Nothing here was
-evaluated for safety-critical use, for people's identities, or on images unlike those named here."""
+finetuning. """
+_CARE = """
+Nothing here was evaluated for safety-critical use, for people's identities, or on images unlike
+those named here."""
+PRETRAINED = f"""{_FEATURES}It was pretrained without labels by predicting what masked patches held:
+it names no classes, and its features carry whatever the pretraining images favour.{_CARE}"""
+IMPORTED = f"""{_FEATURES}These are weights of somebody else's under other names: what they were
+trained on, and what their licence allows, is for their authors to say.{_CARE}"""
+
+CLASSIFIES = f"""The classes named below, of images like those it was finetuned on; it gives one of
+them for any image, and its confidence says little about images of another kind.{_CARE}"""
 
 
 @dataclass(frozen=True)
@@ -24,6 +32,8 @@ class CardFacts:
     std: tuple[float, ...]
     image_size: tuple[int, int]
     sections: Mapping[str, Mapping[str, object]]
+    intended: str = PRETRAINED
+    task: str = "image-feature-extraction"  # HuggingFace's pipeline_tag
 
 
 def model_card(facts: CardFacts, report: ExportReport) -> str:
@@ -31,7 +41,7 @@ def model_card(facts: CardFacts, report: ExportReport) -> str:
     head = {
         "license": facts.licence,
         "library_name": report.library,
-        "pipeline_tag": "image-feature-extraction",
+        "pipeline_tag": facts.task,
         "tags": ["masked-image-modeling", "beit", "vision-transformer", "mimkit"],
     }
     height, width = facts.image_size
@@ -42,7 +52,7 @@ def model_card(facts: CardFacts, report: ExportReport) -> str:
         f"{height}x{width} pixels; written by mimkit.",
         f"## Use\n\n```python\n{report.usage}\n```\n\n`images` are (B, 3, H, W): pixels in [0, 1], "
         f"minus mean {list(facts.mean)}, divided by std {list(facts.std)}, a channel each.",
-        f"## Intended use\n\n{_INTENDED}",
+        f"## Intended use\n\n{facts.intended}",
         *(_section(title, rows) for title, rows in facts.sections.items()),
         "\n".join(_proof(report)),
         _section("Files", {name: f"sha256 `{sha}`" for name, sha in report.files.items()}),
@@ -65,7 +75,8 @@ def _proof(report: ExportReport) -> Iterator[str]:
     yield "## Proof\n"
     yield (
         "The export was loaded back by its own library and fed the same images as the trained "
-        f"encoder; no output may differ by more than {report.tolerance:g} in float32.\n"
+        f"encoder; no output may differ by more than {report.tolerance:g} in float32 (logits "
+        "beyond one: in units of the largest).\n"
     )
     yield "| pixels | images | largest difference | mean difference |"
     yield "|---|---|---|---|"

@@ -1,11 +1,12 @@
 """The end of a modelling file for transformers: text, for transformers is imported in it.
 
-What stands before it is made of mimkit's own sources: the stem `{stem}`, ImageEncoder, `resized`.
+What stands before it is made of mimkit's own sources: the stem `{stem}`, ImageEncoder, `resized`,
+`check_images`.
 """
 
 IMPORTS = """
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPooling"""
+from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput"""
 
 MODEL = '''
 
@@ -39,6 +40,8 @@ class MimkitModel(PreTrainedModel):
         self.post_init()
 
     def forward(self, pixel_values, output_hidden_states=False, return_dict=True):
+        dtype = self.encoder.cls_token.dtype
+        check_images(pixel_values, patch=self.stem.patch_size, dtype=dtype)
         grid = self.stem.grid(*pixel_values.shape[2:])
         model = resized(ImageEncoder(self.stem, self.encoder), grid)
         tokens = model(pixel_values)
@@ -55,4 +58,28 @@ class MimkitModel(PreTrainedModel):
         """Weights are the file's; indices of relative positions are computed, no file has them."""
         if isinstance(module, RelativePositionBias):
             module.index.copy_(RelativePositionBias(grid=self.encoder.grid, heads=1).index)
+'''
+
+CLASSIFIER = '''
+
+class MimkitForImageClassification(MimkitModel):
+    """The same with logits of classes, which config.id2label names."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        width = config.encoder["width"]
+        norm = nn.LayerNorm(width, eps=EPS) if config.pool_norm else nn.Identity()
+        self.pool_norm, self.head = norm, nn.Linear(width, config.num_labels)
+        self.post_init()
+
+    def forward(self, pixel_values, labels=None, output_hidden_states=False, return_dict=True):
+        found = super().forward(pixel_values, output_hidden_states=output_hidden_states)
+        tokens = found.last_hidden_state
+        pooled = tokens[:, 1:].mean(1) if self.config.pooling == "mean" else tokens[:, 0]
+        logits = self.head(self.pool_norm(pooled))
+        loss = None if labels is None else nn.functional.cross_entropy(logits, labels)
+        output = ImageClassifierOutput(
+            loss=loss, logits=logits, hidden_states=found.hidden_states
+        )
+        return output if return_dict else output.to_tuple()
 '''

@@ -1,92 +1,36 @@
-"""Names of weights in other libraries: tables, and a move in which nothing is left over."""
+"""Names of weights in an export: tables of one target together, and a move that loses none."""
 
-import re
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-# Ours -> theirs; each {} stands for one or more parts of a name. A whole table is a stem's, the
-# tokens', the positions' and that of one kind of block; it is read both ways (`reversed_table`).
+from mimkit.weight_names import BLOCK, GAMMAS, HF_BLOCK, HF_SCALES, TIMM_SCALES, new_names
 
-# timm's VisionTransformer and Beit
 TIMM_STEM = {"stem.{}": "patch_embed.stem.{}"}  # our stem as embed_layer
-TIMM_LINEAR = {"stem.project.{}": "patch_embed.proj.{}"}  # timm's PatchEmbed
-TIMM_TOKENS = {
-    "encoder.cls_token": "cls_token",
-    "encoder.pos_embed": "pos_embed",
-    "encoder.norm.{}": "norm.{}",
-}
-TIMM_BLOCK = {
-    "encoder.blocks.{}.attns.0.norm.{}": "blocks.{}.norm1.{}",
-    "encoder.blocks.{}.attns.0.attn.{}": "blocks.{}.attn.{}",
-    "encoder.blocks.{}.attns.0.ls.{}": "blocks.{}.ls1.{}",
-    "encoder.blocks.{}.ffns.0.norm.{}": "blocks.{}.norm2.{}",
-    "encoder.blocks.{}.ffns.0.mlp.{}": "blocks.{}.mlp.{}",
-    "encoder.blocks.{}.ffns.0.ls.{}": "blocks.{}.ls2.{}",
-}
-TIMM_PARALLEL_BLOCK = {
-    "encoder.blocks.{}.attns.{}": "blocks.{}.attns.{}",
-    "encoder.blocks.{}.ffns.{}": "blocks.{}.ffns.{}",
-}
-TIMM_BEIT_BLOCK = {
-    "encoder.blocks.{}.attns.0.norm.{}": "blocks.{}.norm1.{}",
-    "encoder.blocks.{}.attns.0.attn.{}": "blocks.{}.attn.{}",
-    "encoder.blocks.{}.attns.0.ls.gamma": "blocks.{}.gamma_1",
-    "encoder.blocks.{}.ffns.0.norm.{}": "blocks.{}.norm2.{}",
-    "encoder.blocks.{}.ffns.0.mlp.{}": "blocks.{}.mlp.{}",
-    "encoder.blocks.{}.ffns.0.ls.gamma": "blocks.{}.gamma_2",
-}
-TIMM_POSITIONS = {
-    "relative": {"encoder.relative.{}.table": "blocks.{}.attn.relative_position_bias_table"},
-    "relative_shared": {"encoder.relative.0.table": "rel_pos_bias.relative_position_bias_table"},
-}
-
-# transformers' BeitModel and ViTModel, by the names of files on the Hub. Every version reads those;
-# within a model the names have changed between versions.
-HF_TOKENS = {
-    "stem.project.{}": "embeddings.patch_embeddings.projection.{}",
-    "encoder.cls_token": "embeddings.cls_token",
-    "encoder.pos_embed": "embeddings.position_embeddings",
-    "encoder.norm.{}": "layernorm.{}",
-}
-_HF_LAYER = "encoder.layer.{}"
-_HF_ATTENTION = f"{_HF_LAYER}.attention.attention"
-HF_BLOCK = {
-    "encoder.blocks.{}.attns.0.norm.{}": f"{_HF_LAYER}.layernorm_before.{{}}",
-    "encoder.blocks.{}.attns.0.attn.query.{}": f"{_HF_ATTENTION}.query.{{}}",
-    "encoder.blocks.{}.attns.0.attn.key.{}": f"{_HF_ATTENTION}.key.{{}}",
-    "encoder.blocks.{}.attns.0.attn.value.{}": f"{_HF_ATTENTION}.value.{{}}",
-    "encoder.blocks.{}.attns.0.attn.proj.{}": f"{_HF_LAYER}.attention.output.dense.{{}}",
-    "encoder.blocks.{}.attns.0.ls.gamma": f"{_HF_LAYER}.lambda_1",
-    "encoder.blocks.{}.ffns.0.norm.{}": f"{_HF_LAYER}.layernorm_after.{{}}",
-    "encoder.blocks.{}.ffns.0.mlp.fc1.{}": f"{_HF_LAYER}.intermediate.dense.{{}}",
-    "encoder.blocks.{}.ffns.0.mlp.fc2.{}": f"{_HF_LAYER}.output.dense.{{}}",
-    "encoder.blocks.{}.ffns.0.ls.gamma": f"{_HF_LAYER}.lambda_2",
-}
-_HF_TABLE = "relative_position_bias.relative_position_bias_table"
-HF_POSITIONS = {
-    "relative": {"encoder.relative.{}.table": f"{_HF_ATTENTION}.{_HF_TABLE}"},
-    "relative_shared": {"encoder.relative.0.table": f"encoder.{_HF_TABLE}"},
-}
+TIMM_BLOCK = {**BLOCK, **TIMM_SCALES}
+TIMM_BEIT_BLOCK = {**BLOCK, **GAMMAS}
+HF_LAYERS = {**HF_BLOCK, **HF_SCALES}
 # BeitForMaskedImageModeling: the encoder under `beit.`, the final norm and the head beside it.
 HF_HEAD = {
     "mask_token": "beit.embeddings.mask_token",
     "encoder.norm.{}": "layernorm.{}",
     "head.{}": "lm_head.{}",
 }
-
-
-def reversed_table(table: Mapping[str, str]) -> dict[str, str]:
-    """Theirs -> ours."""
-    return {theirs: ours for ours, theirs in table.items()}
+# Classifiers: our norm stands behind pooling; of the class token alone it may stand before it.
+TIMM_HEAD = {"head.{}": "head.{}"}
+TIMM_POOLED = {"pool_norm.{}": "fc_norm.{}"}
+TIMM_NORM = {"pool_norm.{}": "norm.{}"}
+HF_CLASSIFIER = {"head.{}": "classifier.{}"}
+HF_POOLED = {"pool_norm.{}": "pooler.layernorm.{}"}
+HF_NORM = {"pool_norm.{}": "layernorm.{}"}
 
 
 def rename(weights: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:
     """Weights under the table's new names; ValueError lists names that no or two patterns fit."""
     moved: dict[str, Tensor] = {}
     for old, weight in weights.items():
-        new = [name for pattern in table if (name := _renamed(old, pattern, table[pattern]))]
+        new = new_names(old, table)
         if len(new) != 1 or new[0] in moved:
             raise ValueError(f"'{old}' becomes {new or 'nothing'}; mend the table of names")
         moved[new[0]] = weight
@@ -146,9 +90,3 @@ def split_qkv(weights: Mapping[str, Tensor], *, key_bias: bool) -> dict[str, Ten
             if key_bias or (part, kind) != ("key", "bias"):
                 split[f"{prefix}.attn.{part}.{kind}"] = value
     return split
-
-
-def _renamed(name: str, old: str, new: str) -> str | None:
-    pattern = re.escape(old).replace(r"\{\}", "(.+)")
-    found = re.fullmatch(pattern, name)
-    return new.format(*found.groups()) if found else None

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from huggingface_hub import PyTorchModelHubMixin, hf_hub_download
 from huggingface_hub.constants import SAFETENSORS_SINGLE_FILE
-from torch import Tensor, nn
+from torch import Tensor, nn, uint8
 
 from mimkit import __version__
 from mimkit.batch import Grid, normalise
 from mimkit.errors import UserError
+from mimkit.export._images import check_channels, check_images, check_range, check_sides
 from mimkit.export._names import check_equal_names
 from mimkit.export._recipe import encoder_recipe, rebuilt, stem_recipe
 from mimkit.export._tensors import read_tensors, write_tensors
@@ -28,9 +29,15 @@ class Normalisation(NamedTuple):
     std: tuple[float, ...]
 
     def __call__(self, image_BCHW: Tensor) -> Tensor:
-        """Of uint8 (0..255), or of floats in [0, 1]."""
-        if image_BCHW.is_floating_point():
-            image_BCHW = image_BCHW * 255
+        """Of uint8 (0..255), or of floats in [0, 1]; one image (3, H, W) or a batch of them.
+
+        Raises:
+            UserError: another type, number of channels or range, or NaN.
+        """
+        check_channels(image_BCHW)
+        if image_BCHW.dtype != uint8:
+            check_range(image_BCHW)
+            image_BCHW = image_BCHW.float() * 255
         return normalise(image_BCHW, mean=self.mean, std=self.std)
 
 
@@ -40,7 +47,8 @@ class PretrainedEncoder(
     """normalised image_BCHW of any size that is a multiple of the patch -> features.
 
     At another size than its own, positions are interpolated for the call (`mimkit.models.resize`);
-    `load_encoder(path, image_size=...)` does that once.
+    `load_encoder(path, image_size=...)` does that once. Images of another shape or type raise
+    UserError, a ValueError that says what is expected; their values are not looked at.
 
     Attributes:
         normalisation: mean and std; call it on uint8 images, or on floats in [0, 1].
@@ -64,11 +72,15 @@ class PretrainedEncoder(
         return tokens_BND
 
     def intermediates(self, image_BCHW: Tensor, blocks: Sequence[int]) -> list[Tensor]:
-        """Tokens after each of the given blocks, counted from 1, before any final norm."""
+        """Tokens (B, 1 + N, D) after each of the given blocks, which count from 1.
+
+        The norm that follows the last block is `encoder.norm`; these are before it.
+        """
         return self._sized(image_BCHW).intermediates(image_BCHW, blocks)
 
     def grid(self, height: int, width: int) -> Grid:
         """Rows and columns of patch tokens for an image of this size in pixels."""
+        check_sides(height, width, patch=self.stem.patch_size, what="an image is of")
         return self.stem.grid(height, width)
 
     @property
@@ -83,6 +95,8 @@ class PretrainedEncoder(
         return ImageEncoder(self.stem, self.encoder)
 
     def _sized(self, image_BCHW: Tensor) -> ImageEncoder:
+        dtype = self.encoder.cls_token.dtype
+        check_images(image_BCHW, patch=self.stem.patch_size, dtype=dtype)
         height, width = image_BCHW.shape[-2:]
         return resized(self.image_encoder, self.grid(height, width))
 
@@ -146,7 +160,13 @@ def read_encoder(path: Path) -> PretrainedEncoder:
         raise UserError(f"{path}: {error}; the file is damaged, export it again") from error
     model.load_state_dict(weights)
     pixels = Normalisation(*(tuple(json.loads(metadata[name])) for name in ("mean", "std")))
-    return PretrainedEncoder(model, normalisation=pixels, about=metadata).eval()
+    about = {name: value for name, value in metadata.items() if name not in _STRUCTURE}
+    return PretrainedEncoder(model, normalisation=pixels, about=about).eval()
+
+
+# What of the metadata the module says itself.
+_STRUCTURE = ("format", "mimkit_format", "mimkit_version", "stem", "encoder", "image_size", "mean",
+              "std")  # fmt: skip
 
 
 def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
@@ -159,6 +179,7 @@ def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
             f"{found}; this is mimkit {__version__} and reads {FORMAT}. Use that version of mimkit"
         )
     raise UserError(
-        f"{path} says its format is '{found}', expected '{FORMAT}'; give a run folder, a "
-        "checkpoint, or a file written by `tools/export.py RUN --format safetensors OUT`"
+        f"{path} says its format is '{found}', expected '{FORMAT}': it is for another library. "
+        "Give a run folder, a checkpoint, or a file written by `mimkit export RUN --format "
+        "safetensors OUT`; `mimkit import_weights` makes one of this if its stem is linear"
     )

@@ -10,11 +10,16 @@ import torch
 from torch import Tensor
 
 _TIMES = 3
+_LOGITS = 2  # dimensions, of a batch; tokens have three
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Outputs of the source and of the loaded model on images of one size."""
+    """Outputs of the source and of the loaded model on images of one size.
+
+    Differences are absolute, but of logits beyond one in units of the largest: they may be of any
+    size, and float32 has seven digits.
+    """
 
     height: int
     width: int
@@ -58,7 +63,8 @@ def compared(expected: Tensor, got: Tensor, image_BCHW: Tensor) -> Comparison:
             f"{tuple(expected.shape)}"
         )
         return Comparison(height, width, batch, float("nan"), float("nan"), words)
-    difference = (got - expected).abs()
+    unit = expected.abs().max().clamp(min=1) if expected.ndim == _LOGITS else 1
+    difference = (got - expected).abs() / unit
     return Comparison(height, width, batch, float(difference.max()), float(difference.mean()))
 
 

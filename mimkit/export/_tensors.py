@@ -8,6 +8,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from mimkit.errors import UserError
+from mimkit.weight_files import cut_short
 
 _PICKLES = (b"PK", b"\x80")  # a zip, as torch.save makes them, and a bare pickle
 
@@ -35,7 +36,8 @@ def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
                 "folder, a checkpoint, or a file written by `tools/export.py RUN --format "
                 "safetensors OUT`"
             ) from error
-        raise UserError(f"cannot read {path} as safetensors: {error}") from error
+        short = cut_short(path) if path.is_file() else None
+        raise UserError(f"cannot read {path} as safetensors: {short or error}") from error
     return metadata, weights
 
 

@@ -3,34 +3,40 @@
 import json
 from typing import Any
 
-from torch import nn
-
 from mimkit.errors import UserError
+from mimkit.export._headed import EncoderWithClassifier, has_norm
 from mimkit.export._names import (
     TIMM_BEIT_BLOCK,
     TIMM_BLOCK,
-    TIMM_LINEAR,
-    TIMM_PARALLEL_BLOCK,
-    TIMM_POSITIONS,
+    TIMM_HEAD,
+    TIMM_NORM,
+    TIMM_POOLED,
     TIMM_STEM,
-    TIMM_TOKENS,
 )
 from mimkit.export._recipe import is_plain_linear
 from mimkit.export._timm_stem import stem_module
 from mimkit.models.encoder import Encoder, ImageEncoder
+from mimkit.weight_names import BEIT_POSITIONS, LINEAR, TIMM_PARALLEL, TOKENS
 
 PARALLEL = "ParallelThingsBlock"
 
 
 def vit_table(model: ImageEncoder) -> dict[str, str]:
-    """Ours -> the names of timm's VisionTransformer for this stem and these blocks."""
-    stem = TIMM_LINEAR if is_plain_linear(model.stem) else TIMM_STEM
-    block = TIMM_BLOCK if model.encoder.branches == 1 else TIMM_PARALLEL_BLOCK
-    return {**stem, **TIMM_TOKENS, **block}
+    """Ours -> the names of timm's VisionTransformer for this stem, these blocks and the head."""
+    stem = LINEAR if is_plain_linear(model.stem) else TIMM_STEM
+    block = TIMM_BLOCK if model.encoder.branches == 1 else TIMM_PARALLEL
+    return {**stem, **TOKENS, **block, **_head_table(model)}
 
 
-def beit_table(encoder: Encoder) -> dict[str, str]:
-    return {**TIMM_LINEAR, **TIMM_TOKENS, **TIMM_BEIT_BLOCK, **TIMM_POSITIONS[encoder.positions]}
+def beit_table(model: ImageEncoder) -> dict[str, str]:
+    positions = BEIT_POSITIONS[model.encoder.positions]
+    return {**LINEAR, **TOKENS, **TIMM_BEIT_BLOCK, **positions, **_head_table(model)}
+
+
+def _head_table(model: ImageEncoder) -> dict[str, str]:
+    if not isinstance(model, EncoderWithClassifier):
+        return {}
+    return {**TIMM_HEAD, **(TIMM_NORM if model.normed_first else TIMM_POOLED)}
 
 
 def check_beit(model: ImageEncoder) -> None:
@@ -40,7 +46,7 @@ def check_beit(model: ImageEncoder) -> None:
         reasons.append(f"no place for the stem '{model.stem.name}', its own is a plain linear one")
     if encoder.branches > 1:
         reasons.append(f"no blocks of {encoder.branches} branches")
-    if not isinstance(encoder.norm, nn.LayerNorm):
+    if not (isinstance(model, EncoderWithClassifier) or has_norm(model)):
         reasons.append("always a norm after the last block")
     if not reasons:
         return
@@ -58,7 +64,7 @@ def vit_arguments(model: ImageEncoder) -> dict[str, Any]:
     return {
         **_arguments(model),
         "pos_embed": "learn" if model.encoder.positions == "absolute" else "none",
-        "final_norm": isinstance(model.encoder.norm, nn.LayerNorm),
+        "final_norm": isinstance(model, EncoderWithClassifier) or has_norm(model),
         "class_token": True,
     }
 
@@ -85,9 +91,15 @@ def _arguments(model: ImageEncoder) -> dict[str, Any]:
         # Only where it starts; timm takes 0 for "without".
         "init_values": None if scale is None else scale or 1e-5,
         "qkv_bias": True,
-        "global_pool": "token",
-        "num_classes": 0,
+        **_head_arguments(model),
     }
+
+
+def _head_arguments(model: ImageEncoder) -> dict[str, Any]:
+    if not isinstance(model, EncoderWithClassifier):
+        return {"global_pool": "token", "num_classes": 0}
+    pool = "avg" if model.pooling == "mean" else "token"  # with "avg" the norm is behind it
+    return {"global_pool": pool, "num_classes": model.num_classes}
 
 
 def block_recipe(encoder: Encoder) -> dict[str, str]:

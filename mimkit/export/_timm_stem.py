@@ -52,6 +52,12 @@ class StemEmbed(nn.Module):
         return self.patch_size[0] if as_scalar else self.patch_size
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
+        height, width = image_BCHW.shape[-2:]
+        if (height, width) != self.img_size:  # as timm's PatchEmbed, which asserts it
+            raise ValueError(
+                f"images of {height}x{width} pixels, but the model is set to {self.img_size[0]}x"
+                f"{self.img_size[1]}; call model.set_input_size(({height}, {width}))"
+            )
         tokens_BND: Tensor = self.stem(image_BCHW)
         return tokens_BND
 

@@ -1,4 +1,4 @@
-"""ONNX for ONNX Runtime and what else reads it: input "image", output "tokens"."""
+"""ONNX for ONNX Runtime and what else reads it: input "image", output "tokens" or "logits"."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from mimkit.errors import UserError
 from mimkit.export import EXPORTERS, Exporter
-from mimkit.export._graph import traced
+from mimkit.export._graph import output_name, traced
+from mimkit.export._headed import classes_said
 from mimkit.export._optional import optional
 from mimkit.models.encoder import ImageEncoder
 
@@ -28,8 +29,8 @@ class Session(nn.Module):
         )
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        (tokens_BND,) = self._session.run(["tokens"], {"image": image_BCHW.numpy()})
-        return torch.from_numpy(tokens_BND)
+        (output,) = self._session.run(None, {"image": image_BCHW.numpy()})
+        return torch.from_numpy(output)
 
 
 @EXPORTERS.register
@@ -57,10 +58,10 @@ class Onnx(Exporter):
     def write(self, encoder: ImageEncoder, path: Path, *, metadata: Mapping[str, str]) -> None:
         program = torch.onnx.export(
             traced(encoder), dynamo=True, verbose=False, input_names=["image"],
-            output_names=["tokens"],
+            output_names=[output_name(encoder)],
         )  # fmt: skip
         assert program is not None
-        program.model.metadata_props.update(metadata)
+        program.model.metadata_props.update({**metadata, **classes_said(encoder)})
         program.save(path)
 
     def load(self, path: Path) -> nn.Module:
@@ -71,8 +72,10 @@ class Onnx(Exporter):
         return tokens_BND
 
     def usage(self, encoder: ImageEncoder, path: Path) -> str:
+        name = output_name(encoder)
+        shape = "(B, V)" if name == "logits" else "(B, 1 + N, D)"
         return (
             "import onnxruntime\n"
             f'session = onnxruntime.InferenceSession("{path.name}")\n'
-            'tokens = session.run(["tokens"], {"image": images.numpy()})[0]  # (B, 1 + N, D)'
+            f'{name} = session.run(["{name}"], {{"image": images.numpy()}})[0]  # {shape}'
         )

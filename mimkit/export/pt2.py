@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from mimkit.export import EXPORTERS, Exporter
-from mimkit.export._graph import traced
+from mimkit.export._graph import output_name, traced
+from mimkit.export._headed import classes_said
 from mimkit.models.encoder import ImageEncoder
 
 
@@ -28,7 +29,9 @@ class Pt2(Exporter):
 
     def write(self, encoder: ImageEncoder, path: Path, *, metadata: Mapping[str, str]) -> None:
         with path.open("wb") as file:
-            torch.export.save(traced(encoder), file, extra_files=dict(metadata))
+            torch.export.save(
+                traced(encoder), file, extra_files={**metadata, **classes_said(encoder)}
+            )
 
     def load(self, path: Path) -> nn.Module:
         with path.open("rb") as file:
@@ -40,8 +43,10 @@ class Pt2(Exporter):
         return tokens_BND
 
     def usage(self, encoder: ImageEncoder, path: Path) -> str:
+        name = output_name(encoder)
+        shape = "(B, V)" if name == "logits" else "(B, 1 + N, D)"
         return (
             "import torch\n"
             f'model = torch.export.load("{path.name}").module()  # runs pickles: trust its author\n'
-            "tokens = model(images)  # (B, 1 + N, D)"
+            f"{name} = model(images)  # {shape}"
         )

@@ -19,6 +19,8 @@ from mimkit.models.encoder import ImageEncoder
 class Safetensors(Exporter):
     """Holds every encoder, and runs at every size."""
 
+    holds_classifier = False
+
     def architecture(self, encoder: ImageEncoder) -> str:
         return PretrainedEncoder.__name__
 

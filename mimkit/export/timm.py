@@ -38,11 +38,10 @@ from torch import Tensor, nn
 
 from mimkit.errors import UserError
 from mimkit.export import EXPORTERS, Exporter
+from mimkit.export._headed import EncoderWithClassifier, classes_said
 from mimkit.export._names import (
-    TIMM_POSITIONS,
     check_equal_names,
     rename,
-    reversed_table,
     with_full_bias,
     without_key_bias,
 )
@@ -60,6 +59,7 @@ from mimkit.export._timm_recipe import (
 from mimkit.export._timm_stem import StemEmbed, stem_file, stem_module
 from mimkit.models.encoder import ImageEncoder
 from mimkit.models.stems import STEMS
+from mimkit.weight_names import BEIT_POSITIONS, reversed_table
 
 FORMAT = "mimkit.timm.1"
 
@@ -71,7 +71,7 @@ class Timm(Exporter):
     library = "timm"
 
     def architecture(self, encoder: ImageEncoder) -> str:
-        if encoder.encoder.positions not in TIMM_POSITIONS:
+        if encoder.encoder.positions not in BEIT_POSITIONS:
             return VisionTransformer.__name__
         check_beit(encoder)
         return Beit.__name__
@@ -79,7 +79,7 @@ class Timm(Exporter):
     def write(self, encoder: ImageEncoder, path: Path, *, metadata: Mapping[str, str]) -> None:
         architecture = self.architecture(encoder)
         if architecture == Beit.__name__:
-            weights = rename(without_key_bias(encoder.state_dict()), beit_table(encoder.encoder))
+            weights = rename(without_key_bias(encoder.state_dict()), beit_table(encoder))
             arguments = beit_arguments(encoder)
         else:
             weights = rename(with_full_bias(encoder.state_dict()), vit_table(encoder))
@@ -90,6 +90,7 @@ class Timm(Exporter):
             "timm": json.dumps(arguments),
             "stem": json.dumps(stem_recipe(encoder.stem)),
             **block_recipe(encoder.encoder),
+            **classes_said(encoder),
         }
         write_tensors(path, weights, metadata={**metadata, **recipe})
 
@@ -145,9 +146,18 @@ class Timm(Exporter):
         ]
         loaded = [
             f'model.load_state_dict(load_file("{path.name}"))',
-            "tokens = model.eval().forward_features(images)  # (B, 1 + N, D)",
+            _last_line(encoder),
         ]
         return "\n".join([*imports, *opened, *made, *loaded])
+
+
+def _last_line(encoder: ImageEncoder) -> str:
+    if isinstance(encoder, EncoderWithClassifier):
+        return "logits = model.eval()(images)  # (B, V)"
+    line = "tokens = model.eval().forward_features(images)  # (B, 1 + N, D)"
+    if encoder.encoder.positions in BEIT_POSITIONS:
+        return line  # Beit's rule for relative tables is another than ours
+    return f"{line}; of another size after\n# model.set_input_size((height, width))"
 
 
 def load(path: str | Path) -> nn.Module:

@@ -14,11 +14,12 @@ from mimkit.errors import UserError
 from mimkit.importing._coverage import LEAST, Coverage, covered, recognised
 from mimkit.importing._file import read_weights
 from mimkit.importing._filled import filled
-from mimkit.importing._names import fitting, renamed, some
+from mimkit.importing._names import renamed, some
 from mimkit.importing._notes import about
 from mimkit.importing.schemes import LEFT_OUT, REFUSED, SCHEMES, Pixels
 from mimkit.models.encoder import ImageEncoder
 from mimkit.registry import nearest
+from mimkit.weight_names import fitting
 
 __all__ = ["LEAST", "SCHEMES", "Coverage", "Imported", "import_weights", "their_weights"]
 
@@ -146,6 +147,8 @@ def _check(path: Path, key: str, coverage: Coverage, share: float) -> None:
     if share >= LEAST:
         return
     used, encoder = len(coverage.used), len(coverage.used) + len(coverage.unused)
+    if not used:
+        raise UserError(_none_known(path, key, coverage.unused))
     lists = {"not used": coverage.unused, "not filled": coverage.unfilled}
     listed = "; ".join(f"{what}: {some(names)}" for what, names in lists.items() if names)
     raise UserError(
@@ -154,4 +157,19 @@ def _check(path: Path, key: str, coverage: Coverage, share: float) -> None:
         + (f" and fills {len(coverage.filled)} of ours" if coverage.unfilled else "")
         + f", {share:.0%} where {LEAST:.0%} are needed; {listed}. Name another with --scheme: "
         f"{', '.join(SCHEMES)}"
+    )
+
+
+def _none_known(path: Path, key: str, names: Sequence[str]) -> str:
+    said = f"its {len(names)} names are {some(names, limit=6)}"
+    nearest_key = recognised(names)
+    if covered(names, SCHEMES[nearest_key]).used:
+        return (
+            f"{path} has no weight under a name of {key} ({SCHEMES[key].what}); {said}, as in "
+            f"{nearest_key}: leave --scheme out"
+        )
+    known = "; ".join(f"{name} ({scheme.what})" for name, scheme in SCHEMES.items())
+    return (
+        f"{path} has no weight under a name that mimkit knows; {said}. Is it an encoder of images, "
+        f"and which? mimkit reads {known}"
     )

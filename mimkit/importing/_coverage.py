@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mimkit.importing._names import fitting, renamed, reversed_table
+from mimkit.importing._names import renamed
 from mimkit.importing.schemes import LEFT_OUT, SCHEMES, Scheme
+from mimkit.weight_names import fitting, reversed_table
 
 LEAST = 0.95  # of their encoder's weights and of ours
 

@@ -13,6 +13,7 @@ from mimkit import __version__
 from mimkit.errors import UserError
 from mimkit.importing._torch_file import read_torch
 from mimkit.importing.schemes import STEM_WEIGHTS
+from mimkit.weight_files import cut_short
 
 _ZIP_OR_PICKLE = (b"PK", b"\x80")
 _OWN = "mimkit.encoder."  # how the names of our own format begin
@@ -62,6 +63,8 @@ def _read_safetensors(path: Path, head: bytes) -> dict[str, Tensor]:
             _check_version(path, opened.metadata() or {})
             return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
+        if short := cut_short(path):
+            raise UserError(f"{path} is not complete: {short}") from error
         raise UserError(
             f"{path} is neither safetensors nor a file of torch.save; it begins with {head!r} "
             f"({error}). Is the download complete, and not the text of an error page?"

@@ -5,6 +5,7 @@ knows files of floating-point weights; here are also index buffers, and what scr
 (arguments, counters, an optimizer), which stays inert and is left behind.
 """
 
+import struct
 import zipfile
 from collections.abc import Callable, Mapping
 from io import BytesIO
@@ -36,6 +37,7 @@ _BESIDES = (
 )  # fmt: skip
 _TENSORS = ("torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter")
 _LONGEST_PICKLE = 4 << 20  # bytes; ViT-L with AdamW's state has 0.3 MiB
+_ZIP_HEADER = struct.Struct("<26xHH")  # of an entry: lengths of what stands behind it
 _DAMAGED = (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError, OSError)
 
 
@@ -46,12 +48,14 @@ def read_torch(path: Path) -> tuple[str, dict[str, Tensor]]:
         UserError: the file is damaged, holds no weights, or its pickle asks for anything that no
             training script of the kind saves; nothing of it was executed.
     """
+    size = path.stat().st_size
+    if _is_zip(path) and not zipfile.is_zipfile(path):
+        raise UserError(f"{path} is not complete: {_shortage(path, size)}; fetch it again")
     try:
-        with path.open("rb") as file:
-            if file.read(len(ZIP)) != ZIP:
-                return "", read_torch_file(path)  # before torch 1.6
-            with zipfile.ZipFile(file) as archive:
-                return _read_zip(archive, path.stat().st_size)
+        if not _is_zip(path):
+            return "", read_torch_file(path)  # before torch 1.6
+        with zipfile.ZipFile(path) as archive:
+            return _read_zip(archive, size)
     except (RefusedError, *_DAMAGED) as error:
         raise UserError(
             f"{path} was not read, and nothing in it was executed: {str(error)[:200]}. Expected is "
@@ -76,12 +80,37 @@ def _read_zip(archive: zipfile.ZipFile, size: int) -> tuple[str, dict[str, Tenso
     try:
         if f"{folder}byteorder" in archive.namelist() and read("byteorder", 8) != b"little":
             raise RefusedError("its numbers are big-endian")
-        stream = BytesIO(read("data.pkl", _LONGEST_PICKLE))
-        root = read_pickle(stream, known=KNOWN.union(_WHOLE_NUMBERS, _BESIDES), refer=_refer)
-        wrapper, tensors = _weights_of(root)
+        wrapper, tensors = _weights_of(_root(read("data.pkl", _LONGEST_PICKLE)))
         return wrapper, _cut(claims(tensors), lambda at: read(f"data/{at.key}", size), size=size)
     except KeyError as error:
         raise RefusedError(f"an entry is missing: {error}") from error
+
+
+def _is_zip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return bool(file.read(len(ZIP)) == ZIP)
+
+
+def _root(pickled: bytes) -> object:
+    known = KNOWN.union(_WHOLE_NUMBERS, _BESIDES)
+    root: object = read_pickle(BytesIO(pickled), known=known, refer=_refer)
+    return root
+
+
+def _shortage(path: Path, size: int) -> str:
+    """How much is missing of a zip without its end, by the pickle that torch writes first."""
+    with path.open("rb") as file:
+        header = file.read(_ZIP_HEADER.size)
+        if len(header) < _ZIP_HEADER.size:
+            return f"it has {size:,} bytes"
+        file.seek(sum(_ZIP_HEADER.unpack(header)), 1)  # the entry's name, and padding
+        try:
+            _, tensors = _weights_of(_root(file.read(_LONGEST_PICKLE)))
+            storages = {claim.storage for claim in claims(tensors).values()}
+        except (RefusedError, *_DAMAGED):
+            return f"it has {size:,} bytes, and the table of contents at its end is missing"
+    least = sum(storage.nbytes for storage in storages)
+    return f"it has {size:,} bytes, its weights alone are {least:,}, and its end is missing"
 
 
 def _refer(persistent_id: object) -> Name | Storage:

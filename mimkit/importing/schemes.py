@@ -1,14 +1,30 @@
-"""How others name the weights of an encoder: tables, read both ways.
+"""Whose weights are recognised, by which of the tables in `mimkit.weight_names`.
 
-Names are ours -> theirs, without what stands before the patch embedding ("backbone.", "vit."). The
-tables of one kind of block, of the tokens and of the stem are put together in `SCHEMES`; the first
-scheme that fits best is taken, so those with more to recognise them by stand first.
+The tables of one kind of block, of the tokens and of the stem are put together in `SCHEMES`; the
+first scheme that fits best is taken, so those with more to recognise them by stand first. Tables
+that only an import needs stand here.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-Table = Mapping[str, str]
+from mimkit.weight_names import (
+    BEIT_POSITIONS,
+    BLOCK,
+    GAMMAS,
+    HF_ATTENTION,
+    HF_BLOCK,
+    HF_LAYER,
+    HF_POSITIONS,
+    HF_SCALES,
+    HF_TOKENS,
+    LINEAR,
+    TIMM_PARALLEL,
+    TIMM_SCALES,
+    TOKENS,
+    Table,
+)
+
 Pixels = tuple[float, float, float]
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -21,28 +37,8 @@ STEM_WEIGHTS = (
     "embeddings.patch_embeddings.projection.weight",
 )
 
-_LINEAR = {"stem.project.{}": "patch_embed.proj.{}"}
 # deit's hMLP_stem is one Sequential; activations, which have no weights, take numbers 2 and 5.
 _HMLP = {f"stem.layers.{n}.{{}}": f"patch_embed.proj.{n}.{{}}" for n in (0, 1, 3, 4, 6, 7)}
-_TOKENS = {
-    "encoder.cls_token": "cls_token",
-    "encoder.pos_embed": "pos_embed",
-    "encoder.norm.{}": "norm.{}",
-}
-_BLOCK = {
-    "encoder.blocks.{}.attns.0.norm.{}": "blocks.{}.norm1.{}",
-    "encoder.blocks.{}.attns.0.attn.{}": "blocks.{}.attn.{}",
-    "encoder.blocks.{}.ffns.0.norm.{}": "blocks.{}.norm2.{}",
-    "encoder.blocks.{}.ffns.0.mlp.{}": "blocks.{}.mlp.{}",
-}
-_TIMM_SCALES = {
-    "encoder.blocks.{}.attns.0.ls.{}": "blocks.{}.ls1.{}",
-    "encoder.blocks.{}.ffns.0.ls.{}": "blocks.{}.ls2.{}",
-}
-_GAMMAS = {
-    "encoder.blocks.{}.attns.0.ls.gamma": "blocks.{}.gamma_1",
-    "encoder.blocks.{}.ffns.0.ls.gamma": "blocks.{}.gamma_2",
-}
 _SECOND_BRANCH = {
     "encoder.blocks.{}.attns.1.norm.{}": "blocks.{}.norm11.{}",
     "encoder.blocks.{}.attns.1.attn.{}": "blocks.{}.attn1.{}",
@@ -51,53 +47,13 @@ _SECOND_BRANCH = {
     "encoder.blocks.{}.ffns.1.mlp.{}": "blocks.{}.mlp1.{}",
     "encoder.blocks.{}.ffns.1.ls.gamma": "blocks.{}.gamma_2_1",
 }
-_TIMM_PARALLEL = {
-    "encoder.blocks.{}.attns.{}": "blocks.{}.attns.{}",
-    "encoder.blocks.{}.ffns.{}": "blocks.{}.ffns.{}",
-}
-_BEIT_POSITIONS: Mapping[str, Table] = {
-    "relative": {"encoder.relative.{}.table": "blocks.{}.attn.relative_position_bias_table"},
-    "relative_shared": {"encoder.relative.0.table": "rel_pos_bias.relative_position_bias_table"},
-}
-
-# transformers: names in files on the Hub; within a model they have changed between versions.
-_HF_TOKENS = {
-    "stem.project.{}": "embeddings.patch_embeddings.projection.{}",
-    "encoder.cls_token": "embeddings.cls_token",
-    "encoder.pos_embed": "embeddings.position_embeddings",
-    "encoder.norm.{}": "layernorm.{}",
-}
-_LAYER = "encoder.layer.{}"
-_ATTENTION = f"{_LAYER}.attention.attention"
-_HF_ATTENTION = {
-    "encoder.blocks.{}.attns.0.attn.query.{}": f"{_ATTENTION}.query.{{}}",
-    "encoder.blocks.{}.attns.0.attn.key.{}": f"{_ATTENTION}.key.{{}}",
-    "encoder.blocks.{}.attns.0.attn.value.{}": f"{_ATTENTION}.value.{{}}",
-    "encoder.blocks.{}.attns.0.attn.proj.{}": f"{_LAYER}.attention.output.dense.{{}}",
-}
-_HF_BLOCK = {
-    **_HF_ATTENTION,
-    "encoder.blocks.{}.attns.0.norm.{}": f"{_LAYER}.layernorm_before.{{}}",
-    "encoder.blocks.{}.ffns.0.norm.{}": f"{_LAYER}.layernorm_after.{{}}",
-    "encoder.blocks.{}.ffns.0.mlp.fc1.{}": f"{_LAYER}.intermediate.dense.{{}}",
-    "encoder.blocks.{}.ffns.0.mlp.fc2.{}": f"{_LAYER}.output.dense.{{}}",
-}
-_HF_SCALES = {
-    "encoder.blocks.{}.attns.0.ls.gamma": f"{_LAYER}.lambda_1",
-    "encoder.blocks.{}.ffns.0.ls.gamma": f"{_LAYER}.lambda_2",
-}
 _HF_DINOV2_BLOCK = {
-    **_HF_ATTENTION,
-    "encoder.blocks.{}.attns.0.norm.{}": f"{_LAYER}.norm1.{{}}",
-    "encoder.blocks.{}.attns.0.ls.gamma": f"{_LAYER}.layer_scale1.lambda1",
-    "encoder.blocks.{}.ffns.0.norm.{}": f"{_LAYER}.norm2.{{}}",
-    "encoder.blocks.{}.ffns.0.mlp.{}": f"{_LAYER}.mlp.{{}}",
-    "encoder.blocks.{}.ffns.0.ls.gamma": f"{_LAYER}.layer_scale2.lambda1",
-}
-_HF_TABLE = "relative_position_bias.relative_position_bias_table"
-_HF_POSITIONS: Mapping[str, Table] = {
-    "relative": {"encoder.relative.{}.table": f"{_ATTENTION}.{_HF_TABLE}"},
-    "relative_shared": {"encoder.relative.0.table": f"encoder.{_HF_TABLE}"},
+    **HF_ATTENTION,
+    "encoder.blocks.{}.attns.0.norm.{}": f"{HF_LAYER}.norm1.{{}}",
+    "encoder.blocks.{}.attns.0.ls.gamma": f"{HF_LAYER}.layer_scale1.lambda1",
+    "encoder.blocks.{}.ffns.0.norm.{}": f"{HF_LAYER}.norm2.{{}}",
+    "encoder.blocks.{}.ffns.0.mlp.{}": f"{HF_LAYER}.mlp.{{}}",
+    "encoder.blocks.{}.ffns.0.ls.gamma": f"{HF_LAYER}.layer_scale2.lambda1",
 }
 # Names within a model of transformers 5 -> those of its files. The last pattern takes what is left.
 _HF_ATTENTION_IN_MODEL = {
@@ -108,9 +64,11 @@ _HF_ATTENTION_IN_MODEL = {
 }
 _HF_IN_MODEL = {
     **{f"layers.{old}": f"encoder.layer.{new}" for old, new in _HF_ATTENTION_IN_MODEL.items()},
-    "layers.{}.mlp.fc1.{}": f"{_LAYER}.intermediate.dense.{{}}",
-    "layers.{}.mlp.fc2.{}": f"{_LAYER}.output.dense.{{}}",
-    "layers.{}.relative_position_bias.{}": f"{_ATTENTION}.relative_position_bias.{{}}",
+    "layers.{}.mlp.fc1.{}": f"{HF_LAYER}.intermediate.dense.{{}}",
+    "layers.{}.mlp.fc2.{}": f"{HF_LAYER}.output.dense.{{}}",
+    "layers.{}.relative_position_bias.{}": (
+        f"{HF_LAYER}.attention.attention.relative_position_bias.{{}}"
+    ),
     "shared_position_bias.{}": "encoder.relative_position_bias.{}",
     "layers.{}": "encoder.layer.{}",
 }
@@ -154,52 +112,52 @@ class Scheme:
 SCHEMES: Mapping[str, Scheme] = {
     "3things": Scheme(
         "deit's parallel blocks, Layer_scale_init_Block_paralx2 and Block_paralx2",
-        {**_HMLP, **_LINEAR, **_TOKENS, **_BLOCK, **_GAMMAS, **_SECOND_BRANCH},
+        {**_HMLP, **LINEAR, **TOKENS, **BLOCK, **GAMMAS, **_SECOND_BRANCH},
         signs=("blocks.{}.attn1.{}", "blocks.{}.mlp1.{}"),
     ),
     "timm_parallel": Scheme(
         "timm's VisionTransformer of ParallelThingsBlocks",
-        {**_LINEAR, **_TOKENS, **_TIMM_PARALLEL},
+        {**LINEAR, **TOKENS, **TIMM_PARALLEL},
         signs=("blocks.{}.attns.{}",),
     ),
     "beit": Scheme(
         "unilm's BEiT and BEiT v2, and timm's Beit",
-        {**_LINEAR, **_TOKENS, **_BLOCK, **_GAMMAS},
+        {**LINEAR, **TOKENS, **BLOCK, **GAMMAS},
         signs=("blocks.{}.attn.q_bias",),
-        positions=_BEIT_POSITIONS,
+        positions=BEIT_POSITIONS,
         pixels=HALF,
         note="BEiT's ImageNet-1k and v2 weights take ImageNet's mean and std",
     ),
     "deit3": Scheme(
         "deit's DeiT-III",
-        {**_HMLP, **_LINEAR, **_TOKENS, **_BLOCK, **_GAMMAS},
+        {**_HMLP, **LINEAR, **TOKENS, **BLOCK, **GAMMAS},
         signs=("blocks.{}.gamma_1", "blocks.{}.attn.qkv.bias"),
     ),
     "mae": Scheme(
         "MAE's pretraining, with its decoder",
-        {**_LINEAR, **_TOKENS, **_BLOCK},
+        {**LINEAR, **TOKENS, **BLOCK},
         signs=("decoder_embed.{}", "blocks.{}.attn.qkv.{}"),
     ),
     "dinov2": Scheme(
         "DINOv2, and timm's ViT with LayerScale (its DeiT-III)",
-        {**_LINEAR, **_TOKENS, **_BLOCK, **_TIMM_SCALES},
+        {**LINEAR, **TOKENS, **BLOCK, **TIMM_SCALES},
         signs=("blocks.{}.ls1.{}",),
     ),
     "timm": Scheme(
         "timm's VisionTransformer, also DeiT and MAE's encoder",
-        {**_HMLP, **_LINEAR, **_TOKENS, **_BLOCK, **_TIMM_SCALES},
+        {**_HMLP, **LINEAR, **TOKENS, **BLOCK, **TIMM_SCALES},
         signs=("blocks.{}.norm1.{}",),
         note="some of timm's weights (augreg) take mean and std 0.5",
     ),
     "hf_dinov2": Scheme(
         "transformers' Dinov2Model",
-        {**_HF_TOKENS, **_HF_DINOV2_BLOCK},
+        {**HF_TOKENS, **_HF_DINOV2_BLOCK},
         signs=("encoder.layer.{}.layer_scale1.lambda1",),
         aliases=_HF_ATTENTION_IN_MODEL,
     ),
     "hf_vit": Scheme(
         "transformers' ViTModel, and ViTMAEModel",
-        {**_HF_TOKENS, **_HF_BLOCK},
+        {**HF_TOKENS, **HF_BLOCK},
         signs=("encoder.layer.{}.attention.attention.key.bias",),
         aliases=_HF_IN_MODEL,
         pixels=HALF,
@@ -207,9 +165,9 @@ SCHEMES: Mapping[str, Scheme] = {
     ),
     "hf_beit": Scheme(
         "transformers' BeitModel",
-        {**_HF_TOKENS, **_HF_BLOCK, **_HF_SCALES},
+        {**HF_TOKENS, **HF_BLOCK, **HF_SCALES},
         signs=("encoder.layer.{}.layernorm_before.{}",),
-        positions=_HF_POSITIONS,
+        positions=HF_POSITIONS,
         aliases=_HF_IN_MODEL,
         pixels=HALF,
         note=_HF_EPS,

@@ -1,5 +1,6 @@
 """Contract of every format: what is loaded back gives the same tokens, or nothing is written."""
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from cases import HALF, export, formats, images, make_encoder
 
 from mimkit.errors import UserError
 from mimkit.export import EXPORTERS, ExportReport
-from mimkit.files import sha256
+from mimkit.files import atomic_file, sha256
 from mimkit.models.calibration import batch_norms
 
 
@@ -25,7 +26,8 @@ def files_of(path: Path) -> list[Path]:
      ("levit", {"positions": "none", "final_norm": False})],
 )  # fmt: skip
 def test_the_export_loads_back_and_is_equal(tmp_path, name, stem, settings) -> None:
-    model, path, exporter = make_encoder(stem, **settings), tmp_path / "out", EXPORTERS[name]()
+    model, path = make_encoder(stem, depth=2, **settings), tmp_path / "out"
+    exporter = EXPORTERS[name]()
     report = export(model, path, name)
     assert report.path == path
     assert report.bytes == sum(file.stat().st_size for file in files_of(path))
@@ -43,7 +45,7 @@ def test_the_export_loads_back_and_is_equal(tmp_path, name, stem, settings) -> N
 @pytest.mark.parametrize("name", formats())
 def test_files_are_named_hashed_and_readable_by_others(tmp_path, name) -> None:
     path = tmp_path / "out"
-    report = export(make_encoder("hmlp"), path, name)
+    report = export(make_encoder("hmlp", depth=1), path, name)
     beside = [file for file in tmp_path.iterdir() if file != path]
     everything = {file.name: sha256(file) for file in (*files_of(path), *beside)}
     assert report.files == everything
@@ -89,7 +91,8 @@ def test_a_difference_is_refused_and_leaves_nothing(tmp_path, monkeypatch, name,
         path.write_text("an earlier export")
     before = sorted(tmp_path.iterdir())
     with pytest.raises(UserError, match=r"differs from the encoder by .* of 32x48, more than"):
-        export(make_encoder("hmlp"), path, name, card=lambda report: "a card")
+        export(make_encoder("hmlp", depth=1), path, name, card=lambda report: "a card",
+               overwrite=True)  # fmt: skip
     assert sorted(tmp_path.iterdir()) == before
     assert before == [] or path.read_text() == "an earlier export"
 
@@ -171,3 +174,79 @@ def test_a_folder_and_somebody_elses_text_are_not_written_over(tmp_path) -> None
             )  # fmt: skip
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.md", "taken"]
     assert (tmp_path / "mine.md").read_text() == "my notes"
+
+
+@pytest.mark.parametrize("name", ["safetensors", "timm", "hf"])
+def test_an_export_is_replaced_only_when_asked_to(tmp_path, name) -> None:
+    if name == "hf":
+        pytest.importorskip("transformers")
+    path, card = tmp_path / "out", lambda report: "written by mimkit"
+    first = export(make_encoder("hmlp", depth=1), path, name, card=card)
+    names = sorted(file.name for file in tmp_path.iterdir())
+    other = make_encoder("hmlp", depth=2)
+    with pytest.raises(UserError, match=r"out exists.*--overwrite replaces it"):
+        export(other, path, name, card=card)
+    assert {file.name: sha256(file) for file in files_of(path)}.items() >= {
+        (key, value) for key, value in first.files.items() if not key.startswith("mimkit_stem")
+    }
+    second = export(other, path, name, card=card, overwrite=True)
+    assert second.parameters > first.parameters
+    assert sorted(file.name for file in tmp_path.iterdir()) == names, "something was left behind"
+    with torch.no_grad():
+        got = EXPORTERS[name]().tokens(EXPORTERS[name]().load(path), images())
+        torch.testing.assert_close(got, other.eval()(images()), rtol=0, atol=1e-5)
+
+
+def test_an_interrupted_export_is_simply_run_again(tmp_path, monkeypatch) -> None:
+    """What lies beside the file is written first, the file itself last."""
+    from mimkit.export import _place
+
+    model, card = make_encoder("hmlp", depth=1), lambda report: "written by mimkit"
+    with monkeypatch.context() as patch:
+        patch.setattr(_place, "atomic_file", _killed_at_the_end)
+        with pytest.raises(KeyboardInterrupt):
+            export(model, tmp_path / "out", card=card)
+    left = sorted(file.name for file in tmp_path.iterdir())
+    assert left == ["mimkit_stem_hmlp.py", "out.md"]
+    export(model, tmp_path / "out", card=card)
+    assert (tmp_path / "out").is_file()
+
+
+@contextlib.contextmanager
+def _killed_at_the_end(path: Path):
+    with atomic_file(path) as temporary:
+        yield temporary
+        raise KeyboardInterrupt
+
+
+def test_a_folder_that_is_no_export_is_never_removed(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("transformers")
+    path, card = tmp_path / "out", lambda report: "written by mimkit"
+    model = make_encoder(grid=(2, 2), depth=1)
+    path.mkdir()  # an empty one is taken as it is
+    export(model, path, "hf", card=card)
+    (path / "notes.txt").touch()
+    with pytest.raises(UserError, match=r"not only an export of mimkit's \(it has notes\.txt\)"):
+        export(model, path, "hf", card=card, overwrite=True)
+    (path / "notes.txt").unlink()
+    (path / "README.md").write_text("somebody else's model")
+    with pytest.raises(UserError, match=r"its README\.md is no card of one"):
+        export(model, path, "hf", card=card, overwrite=True)
+    (path / "README.md").write_text("written by mimkit")
+    before = {file.name: sha256(file) for file in path.iterdir()}
+    kind = type(EXPORTERS["hf"]())
+    right = kind.tokens
+    monkeypatch.setattr(kind, "tokens", lambda *given: right(*given) + 1)
+    with pytest.raises(UserError, match="differs from the encoder"):
+        export(model, path, "hf", card=card, overwrite=True)
+    assert {file.name: sha256(file) for file in path.iterdir()} == before
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+
+
+def test_another_stem_file_beside_is_not_written_over(tmp_path) -> None:
+    (tmp_path / "mimkit_stem_hmlp.py").write_text("of another version")
+    model = make_encoder("hmlp", depth=1)
+    with pytest.raises(UserError, match=r"mimkit_stem_hmlp\.py exists and is another one"):
+        export(model, tmp_path / "out")
+    export(model, tmp_path / "out", overwrite=True)
+    assert "class Hmlp" in (tmp_path / "mimkit_stem_hmlp.py").read_text()

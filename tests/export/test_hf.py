@@ -162,3 +162,33 @@ def test_the_preprocessor_normalises_as_training_did(tmp_path, grid) -> None:
     torch.testing.assert_close(got, normalise(pixels, mean=mean, std=std), rtol=0, atol=1e-5)
     wide = processor(image.resize((96, 40)), return_tensors="pt")["pixel_values"]
     assert wide.shape[2:] == pixels.shape[1:]
+
+
+@pytest.mark.parametrize("settings", [{}, {"layer_scale": None, "qkv_bias": "qkv"}])
+def test_layer_norms_have_our_eps_and_not_transformers_default(tmp_path, settings) -> None:
+    """1e-6, not 1e-12; on tokens of little variance that shows."""
+    model, path = make_encoder(**SQUARE, **settings).eval(), tmp_path / "model"
+    with torch.no_grad():
+        model.stem.project.weight.mul_(1e-3)
+        model.stem.project.bias.zero_()
+        for token in (model.encoder.cls_token, model.encoder.pos_embed):
+            token.zero_()
+    export(model, path, "hf")
+    config = json.loads((path / "config.json").read_text())
+    assert config["layer_norm_eps"] == 1e-6
+    loaded = EXPORTERS["hf"]().load(path)
+    norms = [module for module in loaded.modules() if isinstance(module, torch.nn.LayerNorm)]
+    assert {norm.eps for norm in norms} == {1e-6}
+    with torch.no_grad():
+        right = loaded(pixel_values=images((2, 2))).last_hidden_state
+        for norm in norms:
+            norm.eps = 1e-12
+        wrong = loaded(pixel_values=images((2, 2))).last_hidden_state
+    assert float((right - wrong).abs().max()) > 1e-3
+
+
+def test_our_modelling_file_refuses_images_in_words(tmp_path) -> None:
+    export(make_encoder("hmlp", depth=1), tmp_path / "model", "hf")
+    loaded = EXPORTERS["hf"]().load(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"33x32 pixels, which do not divide into patches of 16"):
+        loaded(pixel_values=torch.zeros(1, 3, 33, 32))

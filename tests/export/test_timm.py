@@ -12,13 +12,14 @@ from timm.models.beit import Beit
 from timm.models.vision_transformer import Block, ParallelThingsBlock, VisionTransformer
 
 from mimkit.errors import UserError
-from mimkit.export._names import TIMM_TOKENS, check_equal_names, rename
+from mimkit.export._names import check_equal_names, rename
 from mimkit.export.timm import load, load_timm_weights
 from mimkit.models.encoder import Encoder, ImageEncoder
 from mimkit.models.init import initialise
 from mimkit.models.regroup import regroup
 from mimkit.models.resize import resized
 from mimkit.models.stems import STEMS
+from mimkit.weight_names import TOKENS
 
 
 @pytest.mark.parametrize("stem", ["linear", "hmlp"])
@@ -197,10 +198,19 @@ def test_files_that_are_not_ours_are_refused(tmp_path) -> None:
 
 def test_renaming_leaves_nothing_over() -> None:
     weight = torch.zeros(2)
-    assert list(rename({"encoder.norm.weight": weight}, TIMM_TOKENS)) == ["norm.weight"]
+    assert list(rename({"encoder.norm.weight": weight}, TOKENS)) == ["norm.weight"]
     with pytest.raises(ValueError, match=r"'encoder\.strange' becomes nothing"):
-        rename({"encoder.strange": weight}, TIMM_TOKENS)
+        rename({"encoder.strange": weight}, TOKENS)
     with pytest.raises(ValueError, match=r"unused \['a'\], unfilled \['b'\]"):
         check_equal_names({"a": weight}, {"b": weight})
     with pytest.raises(ValueError, match=r"another shape \['a'\]"):
         check_equal_names({"a": weight}, {"a": torch.zeros(3)})
+
+
+def test_a_stem_in_timm_names_set_input_size(tmp_path) -> None:
+    path = tmp_path / "a.safetensors"
+    report = export(make_encoder("hmlp", depth=1), path)
+    assert "model.set_input_size((height, width))" in report.usage
+    said = r"of 64x80 pixels.*call model\.set_input_size\(\(64, 80\)\)"
+    with pytest.raises(ValueError, match=said):
+        load(path)(images((4, 5)))

@@ -173,7 +173,19 @@ def test_pixels_are_the_schemes_unless_they_are_given(tmp_path, capsys) -> None:
     given = ["--mean", "0.1", "0.2", "0.3", "--std", "0.4", "0.5", "0.6"]
     for more, mean, said in (([], SCHEMES["3things"].pixels[0], "default"),
                              (given, (0.1, 0.2, 0.3), "as given")):  # fmt: skip
-        assert main([*words, *more]) == 0
+        assert main([*words, "--overwrite", *more]) == 0
         pixels = mimkit.load_encoder(tmp_path / "out.safetensors").normalisation
         assert pixels.mean == mean
         assert said in capsys.readouterr().out
+
+
+def test_an_import_replaces_a_file_only_when_asked_to(tmp_path, capsys) -> None:
+    path, out = save(three_things().weights, tmp_path / "weights.pth"), tmp_path / "out.safetensors"
+    out.write_text("an earlier one")
+    (tmp_path / "out.safetensors.md").write_text("its card, written by mimkit")
+    words = ["import_weights", str(path), str(out), "--heads", str(HEADS)]
+    assert main(words) == 2
+    assert "exists; --overwrite replaces it" in " ".join(capsys.readouterr().err.split())
+    assert out.read_text() == "an earlier one"
+    assert main([*words, "--overwrite"]) == 0
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["out.safetensors", "weights.pth"]

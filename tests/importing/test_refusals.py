@@ -118,7 +118,8 @@ def test_a_wrong_scheme_and_half_of_the_pixels_are_refused(tmp_path) -> None:
     weights = dict(timm_vit().weights)
     refused(weights, tmp_path, "no scheme 'beit2'. Did you mean 'beit'", scheme="beit2")
     refused(weights, tmp_path, "mean and std of the pixels belong together", mean=(0.5, 0.5, 0.5))
-    refused(weights, tmp_path, "nearest scheme is hf_vit .* uses only 0 of", scheme="hf_vit")
+    said = r"no weight under a name of hf_vit .*, as in timm: leave --scheme out"
+    refused(weights, tmp_path, said, scheme="hf_vit")
 
 
 def test_two_encoders_in_one_file_are_refused(tmp_path) -> None:
@@ -157,7 +158,10 @@ def test_damaged_files_are_refused(tmp_path) -> None:
     whole = save(timm_vit().weights, tmp_path / "whole.pth").read_bytes()
     path = tmp_path / "weights.pth"
     for content, said in (
-        (whole[: len(whole) // 2], "was not read"),
+        (whole[: len(whole) // 2], r"is not complete: it has [\d,]+ bytes, its weights alone are"),
+        (whole[:-9], "its end is missing"),
+        (whole[:300], "it has 300 bytes, and the table of contents at its end is missing"),
+        (whole[:20], "is not complete: it has 20 bytes; fetch it again"),
         (b"<html>404 Not Found</html>", r"begins with b'<html>404 Not Fo'.* error page"),
         (b"", "neither safetensors"),
     ):
@@ -174,6 +178,25 @@ def test_damaged_files_are_refused(tmp_path) -> None:
     with pytest.raises(UserError, match=r"config\.json is no JSON"):
         import_weights(save(timm_vit().weights, tmp_path / "model.safetensors"))
     refused({"epoch": 3, "args": None}, tmp_path, "holds no tensors; its names are epoch, args")
+
+
+@pytest.mark.parametrize("reader", [import_weights, mimkit.load_encoder])
+def test_safetensors_that_are_cut_short_say_how_much_is_there(tmp_path, reader) -> None:
+    whole = save(timm_vit().weights, tmp_path / "whole.safetensors").read_bytes()
+    path, size = tmp_path / "weights.safetensors", f"{len(whole):,}"
+    for length in (len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(UserError, match=f"it has {length:,} of {size} bytes, so its end is"):
+            reader(path)
+    path.write_bytes(whole[:100])
+    with pytest.raises(UserError, match=r"ends within its header: it has 100 bytes, the header"):
+        reader(path)
+
+
+def test_names_of_which_none_is_known_name_no_nearest_scheme(tmp_path) -> None:
+    weights = {f"layer{n}.conv.weight": torch.ones(1) for n in range(9)}
+    said = r"no weight under a name that mimkit knows; its 9 names are layer0\.conv\.weight, .*beit"
+    refused(weights, tmp_path, said)
 
 
 def test_files_of_mimkit_itself_and_of_a_newer_one_are_named(tmp_path) -> None:
