@@ -57,6 +57,8 @@ class Order:
         window: shards that are mixed with each other.
         sets: how often an epoch has which samples, where that is not once; bounds of sets are
             bounds of shards.
+        repeats: R > 1: repeated augmentation as in DeiT's RASampler. Each sample stands R times in
+            a row, as R copies, and an epoch, which is no longer, ends after N / R of them.
     """
 
     def __init__(
@@ -66,10 +68,11 @@ class Order:
         seed: int,
         window: int,
         sets: Sequence[WeightedSet] | None = None,
+        repeats: int = 1,
     ) -> None:
         if window < 1:
             raise UserError(f"data.window is {window}; expected the number of shards to mix, >= 1.")
-        self._groups, self._seed, self._window = groups, seed, window
+        self._groups, self._seed, self._window, self._repeats = groups, seed, window, repeats
         self._num_samples = int(groups[-1])
         self._sets = [WeightedSet(0, self._num_samples)] if sets is None else list(sets)
         self._length = sum(part.num_drawn for part in self._sets)
@@ -101,7 +104,16 @@ class Order:
             samples = np.concatenate([shards[s] for s in turns[first : first + self._window]])
             rng.shuffle(samples)
             windows.append(samples)
-        return np.concatenate(windows)
+        return self._repeated(np.concatenate(windows))
+
+    def _repeated(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Copy c of a sample becomes its copies c R to c R + R - 1."""
+        if self._repeats == 1:
+            return places
+        copies, samples = np.divmod(places[: math.ceil(len(places) / self._repeats)],
+                                    self._num_samples)  # fmt: skip
+        each = copies[:, None] * self._repeats + np.arange(self._repeats)
+        return (samples[:, None] + each * self._num_samples).ravel()[: len(places)]
 
     def _shards(self, epoch: int) -> list[NDArray[np.int64]]:
         """The entries of `epoch_order` that come from each shard."""

@@ -17,12 +17,18 @@ from mimkit.data._kernels import Kernels
 from mimkit.data.decode import Pixels
 
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
+Size = int | tuple[int, int]  # pixels: of a square, or height and width
+
+
+def sides(size: Size) -> tuple[int, int]:
+    """Height and width."""
+    return (size, size) if isinstance(size, int) else size
 
 
 def resize(
-    pixels: Pixels, size: int, interpolation: Interpolation, kernels: Kernels | None = None
+    pixels: Pixels, size: Size, interpolation: Interpolation, kernels: Kernels | None = None
 ) -> Tensor:
-    """RGB `pixels`, height x width x 3 -> uint8 tensor, 3 x size x size.
+    """RGB `pixels`, height x width x 3 -> uint8 tensor, 3 x size x size, or 3 x height x width.
 
     Args:
         kernels: of `load_kernels`; they only copy faster.
@@ -30,18 +36,18 @@ def resize(
     if interpolation == "lanczos" and not _has_lanczos():
         square = _pillow_lanczos(pixels, size)
     else:
-        square = _with_torch(np.ascontiguousarray(pixels), size, interpolation)
+        square = _with_torch(np.ascontiguousarray(pixels), sides(size), interpolation)
     return torch.from_numpy(_planes(square, kernels))
 
 
-def _with_torch(pixels: Pixels, size: int, interpolation: Interpolation) -> Pixels:
+def _with_torch(pixels: Pixels, size: tuple[int, int], interpolation: Interpolation) -> Pixels:
     """To torch the channels lie last (hence `reshape`, which gives a batch axis of one its stride).
 
     Then it does not sort pixels into planes, which takes its loop half as long as the resizing. And
     numpy turns the axes: a call of torch is slow where other work has emptied the CPU's caches.
     """
     image_1CHW = torch.from_numpy(pixels.reshape(1, *pixels.shape).transpose(0, 3, 1, 2))
-    view_1CHW = interpolate(image_1CHW, (size, size), mode=interpolation, antialias=True)
+    view_1CHW = interpolate(image_1CHW, size, mode=interpolation, antialias=True)
     square: Pixels = view_1CHW.numpy()[0].transpose(1, 2, 0)
     return square
 
@@ -55,10 +61,11 @@ def _planes(square: Pixels, kernels: Kernels | None) -> Pixels:
     return planes
 
 
-def _pillow_lanczos(pixels: Pixels, size: int) -> Pixels:
+def _pillow_lanczos(pixels: Pixels, size: Size) -> Pixels:
     """First across, then down, as Pillow did up to 12; it equals torch's within 2 levels."""
-    image = Image.fromarray(pixels).resize((size, len(pixels)), Image.Resampling.LANCZOS)
-    return np.array(image.resize((size, size), Image.Resampling.LANCZOS))
+    height, width = sides(size)
+    image = Image.fromarray(pixels).resize((width, len(pixels)), Image.Resampling.LANCZOS)
+    return np.array(image.resize((width, height), Image.Resampling.LANCZOS))
 
 
 @cache

@@ -15,7 +15,7 @@ from mimkit.batch import Views
 from mimkit.data._kernels import Kernels, load_kernels
 from mimkit.data.decode import MAX_PIXELS, Exif, Pixels, decode_image
 from mimkit.data.jitter import JITTERS, jitter_crop
-from mimkit.data.resize import Interpolation, resize
+from mimkit.data.resize import Interpolation, Size, resize, sides
 from mimkit.random import Rng
 
 Box = tuple[int, int, int, int]  # top, left, height, width
@@ -41,7 +41,8 @@ class TwoViews:
     """BEiT's pretraining transform.
 
     Args:
-        image_size: side of the encoder's view, pixels; None leaves it empty (3 x 0 x 0).
+        image_size: side of the encoder's view, pixels, or its height and width; None leaves it
+            empty (3 x 0 x 0).
         token_size: side of the tokenizer's view, pixels; None leaves it empty.
         jitter: brightness, contrast and saturation factors are uniform in 1 - jitter .. 1 + jitter.
         crop_scale: area of the crop as a share of the image's.
@@ -50,7 +51,7 @@ class TwoViews:
         exif: see `decode_image`.
     """
 
-    image_size: int | None
+    image_size: Size | None
     token_size: int | None
     jitter: float = 0.4
     crop_scale: tuple[float, float] = (0.08, 1.0)
@@ -123,10 +124,15 @@ class CenterView:
 
     Both views show the same square, as both views of `TwoViews` show the same box. A view without a
     size is empty (3 x 0 x 0).
+
+    Args:
+        image_size: side in pixels; or height and width, and the largest central box of that shape.
+        crop: how much of that box's sides is shown; timm's crop_pct.
     """
 
-    image_size: int | None
+    image_size: Size | None
     token_size: int | None = None
+    crop: float = 1.0
     image_interpolation: Interpolation = "bicubic"
     token_interpolation: Interpolation = "lanczos"
     exif: Exif = "ignore"
@@ -135,17 +141,23 @@ class CenterView:
     def __call__(self, encoded: bytes, rng: Rng | None = None) -> Views:
         """Raises DecodeError."""
         pixels = decode_image(encoded, max_pixels=self.max_pixels, exif=self.exif)
-        side = min(pixels.shape[:2])
-        top, left = ((length - side) // 2 for length in pixels.shape[:2])
-        square = pixels[top : top + side, left : left + side]
+        height, width = self._box(*pixels.shape[:2])
+        top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
+        square = pixels[top : top + height, left : left + width]
         return Views(
             _render(square, self.image_size, self.image_interpolation, None),
             _render(square, self.token_size, self.token_interpolation, None),
         )
 
+    def _box(self, height: int, width: int) -> tuple[int, int]:
+        """Of what is shown of an image of this size."""
+        rows, columns = sides(self.image_size or 1)
+        scale = self.crop * min(height / rows, width / columns)
+        return max(1, round(scale * rows)), max(1, round(scale * columns))
+
 
 def _render(
-    pixels: Pixels, size: int | None, interpolation: Interpolation, kernels: Kernels | None
+    pixels: Pixels, size: Size | None, interpolation: Interpolation, kernels: Kernels | None
 ) -> Tensor:
     if size is None:
         return torch.empty((3, 0, 0), dtype=torch.uint8)

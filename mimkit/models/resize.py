@@ -2,11 +2,11 @@
 
 Absolute embeddings are interpolated as timm's `resample_abs_pos_embed` does it, so that a model in
 timm's VisionTransformer and ours agree at every size; relative tables head by head, on their
-(2 rows - 1) x (2 columns - 1) offsets, as Swin does. BEiT's finetuning resizes tables on a
-geometric grid that keeps the middle dense; that needs SciPy and is another rule.
+(2 rows - 1) x (2 columns - 1) offsets, as Swin does. BEiT's own rule is in `geometric`.
 """
 
 import copy
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -39,18 +39,29 @@ def resize_relative(table_PK: Tensor, *, old: Grid, new: Grid) -> Tensor:
 
     Bicubic, in float32, each head on its own; the three rows of the class token stay as they are.
     """
+    return resize_maps(table_PK, _bicubic, old=old, new=new)
+
+
+def resize_maps(table_PK: Tensor, rule: Callable[..., Tensor], *, old: Grid, new: Grid) -> Tensor:
+    """A relative table by `rule(maps_Kyx, old=old, new=new)`, which sees a map a head."""
     if old == new:
         return table_PK
     pairs_PK, extra_3K = table_PK[:-_EXTRA], table_PK[-_EXTRA:]
-    maps_1Kyx = pairs_PK.float().T.reshape(1, -1, *_offsets(old))
-    sized_1Kyx = functional.interpolate(maps_1Kyx, _offsets(new), mode="bicubic")
-    return torch.cat([sized_1Kyx[0].flatten(1).T.to(table_PK.dtype), extra_3K])
+    maps_Kyx = pairs_PK.detach().float().T.reshape(-1, *_offsets(old))
+    sized_Kyx = rule(maps_Kyx, old=old, new=new)
+    return torch.cat([sized_Kyx.flatten(1).T.to(table_PK.dtype), extra_3K])
 
 
-def resized(model: ImageEncoder, grid: Grid) -> ImageEncoder:
+def _bicubic(maps_Kyx: Tensor, *, old: Grid, new: Grid) -> Tensor:
+    return functional.interpolate(maps_Kyx[None], _offsets(new), mode="bicubic")[0]
+
+
+def resized(
+    model: ImageEncoder, grid: Grid, *, relative: Callable[..., Tensor] = resize_relative
+) -> ImageEncoder:
     """`model` for images of `grid` patches: positions of its own, every other weight shared.
 
-    The same grid gives `model` itself.
+    The same grid gives `model` itself. `relative` resizes tables of relative positions.
     """
     old = model.encoder.grid
     if grid == old:
@@ -64,13 +75,15 @@ def resized(model: ImageEncoder, grid: Grid) -> ImageEncoder:
             encoder.pos_embed, resize_absolute(encoder.pos_embed, old=old, new=grid)
         )
     for bias in encoder.relative:
-        _set_table(cast(RelativePositionBias, bias), old=old, new=grid)
+        _set_table(cast(RelativePositionBias, bias), old=old, new=grid, relative=relative)
     return twin
 
 
-def _set_table(bias: RelativePositionBias, *, old: Grid, new: Grid) -> None:
+def _set_table(
+    bias: RelativePositionBias, *, old: Grid, new: Grid, relative: Callable[..., Tensor]
+) -> None:
     of_grid = RelativePositionBias(grid=new, heads=bias.table.shape[1])
-    bias.table = _like(bias.table, resize_relative(bias.table, old=old, new=new))
+    bias.table = _like(bias.table, relative(bias.table, old=old, new=new))
     bias.tokens, bias.index = of_grid.tokens, of_grid.index.to(bias.table.device)
 
 

@@ -94,7 +94,7 @@ def test_roles_by_example(make_model) -> None:
     assert roles["encoder.norm.bias"] == Role("norm", 0, 4)
     assert roles["head.weight"] == Role("head", 0, 4)
     shared = role_of(make_model(positions="relative_shared"))
-    assert shared["encoder.relative.0.table"] == Role("position", 0, 4)
+    assert shared["encoder.relative.0.table"] == Role("position", 0, 0)
     own = role_of(make_model(positions="relative"))
     assert own["encoder.relative.1.table"] == Role("position", 0, 2)
 

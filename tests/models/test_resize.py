@@ -1,12 +1,16 @@
 """Positions of another grid: the same grid changes nothing; smooth ones survive a round trip."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from timm.layers import resample_abs_pos_embed
 
+from mimkit.errors import UserError
 from mimkit.models.encoder import Encoder, ImageEncoder
+from mimkit.models.geometric import resize_geometric
 from mimkit.models.init import initialise
 from mimkit.models.positions import RelativePositionBias
 from mimkit.models.resize import resize_absolute, resize_relative, resized
@@ -122,3 +126,46 @@ def test_a_resized_table_is_read_by_the_index_of_the_new_grid(positions) -> None
         with torch.no_grad():
             expected.table.copy_(bias.table)
             assert torch.equal(bias(), expected())
+
+
+def wavy(side: int, heads: int) -> torch.Tensor:
+    """A table of numbers by formula, for square grids of `side` patches, without its last rows."""
+    y, x = torch.meshgrid(*[torch.arange(1.0 - side, side, dtype=torch.float64) / (side - 1)] * 2,
+                          indexing="ij")  # fmt: skip
+    bump = 0.3 * torch.exp(-9 * (x * x + y * y))
+    maps = [torch.sin(3 * x + h) * torch.cos(2 * y - h) + bump * (h + 1) for h in range(heads)]
+    return torch.stack(maps, -1).flatten(0, 1).float()
+
+
+@pytest.mark.parametrize(("old", "new", "heads"), [(4, 7, 3), (14, 24, 1)])
+def test_the_geometric_rule_is_beits(old: int, new: int, heads: int) -> None:
+    """Within 1e-4 of stored numbers, which another routine made (see the file's metadata)."""
+    expected = load_file(Path(__file__).parent / "beit_geometric.safetensors")[f"to_{new}"]
+    table = torch.cat([wavy(old, heads), noise(3, heads)])
+    sized = resize_geometric(table, old=(old, old), new=(new, new))
+    torch.testing.assert_close(sized[:-3], expected, rtol=0, atol=1e-4)
+    assert torch.equal(sized[-3:], table[-3:])
+    plain = resize_relative(table, old=(old, old), new=(new, new))
+    assert (plain[:-3] - expected).abs().max() > 0.05  # they are two rules
+
+
+def test_the_geometric_rule_keeps_the_middle_dense() -> None:
+    """Neighbouring offsets keep their numbers, as a bicubic stretch does not; not square."""
+    old, new = (14, 10), (24, 18)
+    table = torch.cat([noise(27 * 19, 2), noise(3, 2)])
+    sized = resize_geometric(table, old=old, new=new)[:-3].view(47, 35, 2)
+    before = table[:-3].view(27, 19, 2)
+    torch.testing.assert_close(sized[22:25, 16:19], before[12:15, 8:11], rtol=0, atol=1e-5)
+
+
+def test_the_geometric_rule_is_for_larger_images() -> None:
+    with pytest.raises(UserError, match=r"from 14x14 to 12x14 patches; set model\.resize=bicubic"):
+        resize_geometric(torch.zeros(27 * 27 + 3, 2), old=(14, 14), new=(12, 14))
+
+
+@pytest.mark.parametrize("positions", ["relative", "relative_shared"])
+def test_an_encoder_is_resized_by_the_rule_that_is_asked_for(positions: str) -> None:
+    source = model(positions)
+    twin = resized(source, (6, 8), relative=resize_geometric)
+    expected = resize_geometric(source.encoder.relative[0].table, old=(4, 6), new=(6, 8))
+    assert torch.equal(twin.encoder.relative[0].table, expected)

@@ -1,0 +1,11 @@
+"""Finetune an encoder: `deepspeed tools/finetune.py [--config YAML] [key=value ...]`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mimkit.cli import door
+
+if __name__ == "__main__":
+    door(["finetune", *sys.argv[1:]])
