@@ -77,6 +77,27 @@ def collate(items: Sequence[Item]) -> Batch:
     )
 
 
+def at_masked(values: Tensor, mask_BN: Tensor, num_masked: int | None = None) -> Tensor:
+    """Values (B, N, ...) of the masked patches (M, ...), image by image, row by row.
+
+    Args:
+        num_masked: how many every image has, where that is known: then the number of rows is too,
+            and a GPU need not wait to be asked for it. The rows are the same ones.
+
+    Raises:
+        RuntimeError: an image has another number of them; from a GPU it comes later.
+    """
+    if num_masked is None:
+        return values[mask_BN]
+    torch._assert_async(
+        (mask_BN.sum(1) == num_masked).all(),
+        f"an image has not exactly {num_masked} masked patches, which its mask promises",
+    )
+    index_BM = mask_BN.byte().argsort(dim=1, descending=True, stable=True)[:, :num_masked]
+    first_B1 = torch.arange(mask_BN.shape[0], device=mask_BN.device)[:, None] * mask_BN.shape[1]
+    return values.flatten(0, 1).index_select(0, (first_B1 + index_BM).flatten())
+
+
 def to_unit(view_u8: Tensor) -> Tensor:
     """uint8 0..255 -> float32 in [0, 1]: what a tokenizer takes."""
     return view_u8.float() / 255
@@ -84,6 +105,11 @@ def to_unit(view_u8: Tensor) -> Tensor:
 
 def normalise(view_u8: Tensor, *, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """uint8 ...CHW -> float32, (x / 255 - mean) / std a channel: what a stem takes."""
-    mean_C11 = torch.tensor(mean, device=view_u8.device).view(-1, 1, 1)
-    std_C11 = torch.tensor(std, device=view_u8.device).view(-1, 1, 1)
+    mean_C11, std_C11 = (_channels(values, view_u8.device) for values in (mean, std))
     return (to_unit(view_u8) - mean_C11) / std_C11
+
+
+def _channels(values: Sequence[float], device: torch.device) -> Tensor:
+    """Filled on the device: copied from the host it would wait for everything before it."""
+    filled = [torch.full((), value, device=device, dtype=torch.float32) for value in values]
+    return torch.stack(filled).view(-1, 1, 1)

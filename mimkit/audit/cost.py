@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from mimkit.models.encoder import ImageEncoder
+from mimkit.models.saved import SavedForBackward
 
 _CLASSES = 1000  # of the head that the paper's numbers include
 
@@ -81,21 +81,13 @@ def _count(module: nn.Module, shape: tuple[int, ...]) -> _Count:
 
     norms = [m for m in module.modules() if isinstance(m, nn.LayerNorm | nn.BatchNorm2d)]
     handles = [norm.register_forward_hook(add) for norm in norms]
-    saved: dict[int, int] = {}
-    weights = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in weights:
-            saved[storage._cdata] = storage.nbytes()
-        return tensor
-
-    with FlopCounterMode(display=False) as counter, saved_tensors_hooks(keep, lambda t: t):
+    with FlopCounterMode(display=False) as counter, SavedForBackward(module) as saved:
         kept = module.train()(image_BCHW)  # its graph holds what was saved, so no number is reused
+    num_bytes = saved.num_bytes
     del kept
     for handle in handles:
         handle.remove()
-    return _Count(counter.get_total_flops() // 2, normalised // 2, sum(saved.values()) / 2)
+    return _Count(counter.get_total_flops() // 2, normalised // 2, num_bytes / 2)
 
 
 @dataclass(frozen=True)

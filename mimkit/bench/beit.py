@@ -52,7 +52,7 @@ def beit_pixels(encoded: bytes, views: TwoViews, rng: Rng) -> tuple[Image.Image,
 
 
 def _sizes(views: TwoViews) -> tuple[int, int]:
-    assert views.image_size is not None and views.token_size is not None
+    assert isinstance(views.image_size, int) and views.token_size is not None  # BEiT's are square
     return views.image_size, views.token_size
 
 

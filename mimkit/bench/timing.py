@@ -67,3 +67,55 @@ def take_turns(
             seconds[name].append(total)
         done()
     return seconds
+
+
+def race(
+    works: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    clock: Callable[[Callable[[], object]], float],
+    done: Callable[[], object] = lambda: None,
+) -> dict[str, list[float]]:
+    """Seconds of each work in each round, after one of each that warms up.
+
+    Every round starts with another work, so that none always follows the same one. `done` is called
+    after each work.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    names = list(works)
+    for number in range(-1, rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            took = clock(works[name])
+            done()
+            if number >= 0:
+                seconds[name].append(took)
+    return seconds
+
+
+def ratios(one: Sequence[float], other: Sequence[float]) -> Spread:
+    """Of two things that were timed in the same rounds: median, least and most."""
+    return spread(above / below for above, below in zip(one, other, strict=True))
+
+
+def cpu_clock(work: Callable[[], object]) -> float:
+    """Seconds of CPU time of this process."""
+    before = cpu_seconds()
+    work()
+    return cpu_seconds() - before
+
+
+def cuda_clock(work: Callable[[], object]) -> float:
+    """Seconds between two events on the GPU, which has nothing else to do then."""
+    before = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    after = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    before.record()  # type: ignore[no-untyped-call]
+    work()
+    after.record()  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    return float(before.elapsed_time(after)) / 1000  # type: ignore[no-untyped-call]
+
+
+def clock_of(device: torch.device) -> Callable[[Callable[[], object]], float]:
+    return cuda_clock if device.type == "cuda" else cpu_clock

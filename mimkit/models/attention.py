@@ -1,5 +1,6 @@
 """Multi-head self-attention as in BEiT: no bias for keys, an optional bias on the scores."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -25,6 +26,7 @@ class Attention(nn.Module):
     def __init__(self, width: int, *, heads: int, qkv_bias: QkvBias) -> None:
         super().__init__()
         self.heads = heads
+        self.linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = functional.linear
         self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias == "qkv")
         separate = qkv_bias == "qv"
         self.q_bias = nn.Parameter(torch.zeros(width)) if separate else None
@@ -32,7 +34,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, tokens_BND: Tensor, *, bias_KNN: Tensor | None = None) -> Tensor:
-        qkv_BNE = functional.linear(tokens_BND, self.qkv.weight, self.qkv_bias())
+        qkv_BNE = self.linear(tokens_BND, self.qkv.weight, self.qkv_bias())
         head = self.proj.in_features // self.heads
         qkv_BN3Kd = qkv_BNE.reshape(*qkv_BNE.shape[:2], 3, self.heads, head)
         q_BKNd, k_BKNd, v_BKNd = qkv_BN3Kd.permute(2, 0, 3, 1, 4)
@@ -54,10 +56,24 @@ def attend(q_BKNd: Tensor, k_BKNd: Tensor, v_BKNd: Tensor, *, bias_KNN: Tensor |
     patches and 0.16 at 6x6; in float32 1.08 and 0.88. With a learned bias the fused one is slower.
     """
     if q_BKNd.is_cuda:
-        mask_1KNN = None if bias_KNN is None else bias_KNN.to(q_BKNd.dtype)[None]
-        return functional.scaled_dot_product_attention(q_BKNd, k_BKNd, v_BKNd, attn_mask=mask_1KNN)
+        return attend_fused(q_BKNd, k_BKNd, v_BKNd, bias_KNN=bias_KNN)
     mixed_BKNd: Tensor = _Formula.apply(q_BKNd, k_BKNd, v_BKNd, bias_KNN)  # type: ignore[no-untyped-call]
     return mixed_BKNd
+
+
+def attend_fused(
+    q_BKNd: Tensor, k_BKNd: Tensor, v_BKNd: Tensor, *, bias_KNN: Tensor | None
+) -> Tensor:
+    """The same by torch's fused attention, which keeps no probabilities."""
+    mask_1KNN = None if bias_KNN is None else bias_KNN.to(q_BKNd.dtype)[None]
+    return functional.scaled_dot_product_attention(q_BKNd, k_BKNd, v_BKNd, attn_mask=mask_1KNN)
+
+
+def aligned(bias_KNN: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """The bias as CUDA's fused kernels read it, or torch copies it in every block: in the dtype of
+    the queries, and rows that start at multiples of 8 numbers (there are 197 at 14x14 patches)."""
+    columns = bias_KNN.shape[-1]
+    return functional.pad(bias_KNN.to(dtype), (0, -columns % 8))[..., :columns]
 
 
 class _Formula(torch.autograd.Function):

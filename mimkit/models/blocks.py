@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mimkit.errors import UserError
 from mimkit.models.attention import Attention, QkvBias
+from mimkit.random import Purpose, torch_generator
 
 EPS = 1e-6  # of every LayerNorm in BEiT and timm
 
@@ -115,6 +116,25 @@ def draw_keep(
     shape = (len(rates_L), batch, 2, branches)
     draw_LB2R = torch.rand(shape, generator=generator, device=generator.device)
     return (draw_LB2R < keep_L111) / keep_L111
+
+
+def drop_path_of_update(
+    rates_L: Sequence[float],
+    *,
+    seed: int,
+    update: int,
+    rows: slice,
+    batch: int,
+    branches: int,
+    device: torch.device,
+) -> Tensor | None:
+    """`draw_keep` for some rows of an update's global batch: ranks and accumulation do not change
+    it. None where nothing is ever dropped."""
+    if not any(rates_L):
+        return None
+    noise = torch_generator(Purpose.DROP_PATH, seed=seed, sample=update)
+    keep_LB2R = draw_keep(rates_L, batch=batch, branches=branches, generator=noise)
+    return keep_LB2R[:, rows].to(device, non_blocking=True)
 
 
 def _add(tokens_BND: Tensor, residuals: Sequence[Tensor], *, keep_BR: Tensor | None) -> Tensor:

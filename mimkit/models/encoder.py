@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mimkit.batch import Grid
 from mimkit.errors import UserError
-from mimkit.models.attention import QkvBias
+from mimkit.models.attention import QkvBias, aligned
 from mimkit.models.blocks import EPS, Block
 from mimkit.models.positions import RelativePositionBias, absolute_positions
 from mimkit.models.stems import Stem
@@ -93,13 +93,20 @@ class Encoder(nn.Module):
     def _states(self, tokens_BND: Tensor, keep_LB2R: Tensor | None) -> Iterator[Tensor]:
         """Tokens after each block, one block a step."""
         tokens_BND = self._embed(tokens_BND)
-        bias_KNN = self.relative[0]() if self.positions == "relative_shared" else None
+        bias_KNN = self._bias(0) if self.positions == "relative_shared" else None
         for index, block in enumerate(self.blocks):
             if self.positions == "relative":
-                bias_KNN = self.relative[index]()
+                bias_KNN = self._bias(index)
             keep_B2R = None if keep_LB2R is None else keep_LB2R[index]
             tokens_BND = self._run(block, tokens_BND, bias_KNN, keep_B2R)
             yield tokens_BND
+
+    def _bias(self, index: int) -> Tensor:
+        bias_KNN: Tensor = self.relative[index]()
+        if not bias_KNN.is_cuda:
+            return bias_KNN
+        half = torch.is_autocast_enabled("cuda")
+        return aligned(bias_KNN, dtype=torch.get_autocast_dtype("cuda") if half else bias_KNN.dtype)
 
     def _embed(self, tokens_BND: Tensor) -> Tensor:
         rows, columns = self.grid

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from mimkit.batch import at_masked
 from mimkit.models.encoder import Encoder, ImageEncoder
 from mimkit.models.mask_at import MaskAt
 from mimkit.models.mask_at.after_stem import AfterStem
@@ -33,11 +34,17 @@ class MaskedImageModel(nn.Module):
         self.head = nn.Linear(encoder.width, prediction_dim)
 
     def forward(
-        self, image_BCHW: Tensor, mask_BN: Tensor, keep_LB2R: Tensor | None = None
+        self,
+        image_BCHW: Tensor,
+        mask_BN: Tensor,
+        keep_LB2R: Tensor | None = None,
+        *,
+        num_masked: int | None = None,
     ) -> Tensor:
+        """`num_masked`: of every image, where that is known (see `at_masked`)."""
         tokens_BND = self.mask_at.tokens(self.stem, image_BCHW, mask_BN, self.mask_token)
         encoded_BND = self.encoder(tokens_BND, keep_LB2R)[:, 1:]
-        predicted_MV: Tensor = self.head(encoded_BND[mask_BN])
+        predicted_MV: Tensor = self.head(at_masked(encoded_BND, mask_BN, num_masked))
         return predicted_MV
 
     @property

@@ -1,5 +1,7 @@
 """Where a token is: absolute embeddings, or a bias on the attention scores by relative place."""
 
+import copy
+
 import torch
 
 # timm's index of relative places is BEiT's own; its RelPosBias is read outside `forward`, which
@@ -36,3 +38,8 @@ class RelativePositionBias(nn.Module):
         """bias_KNN, to be added to the attention scores (N counts the class token here)."""
         bias_NNK = self.table[self.index].view(self.tokens, self.tokens, -1)
         return bias_NNK.permute(2, 0, 1).contiguous()
+
+
+def per_block(shared: nn.Module, *, depth: int) -> nn.ModuleList:
+    """The shared bias once for each block, to be trained apart from then on."""
+    return nn.ModuleList(copy.deepcopy(shared) for _ in range(depth))

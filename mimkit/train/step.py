@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mimkit.batch import Batch, normalise, to_unit
+from mimkit.batch import Batch, at_masked, normalise, to_unit
 from mimkit.tokenizers import VisualTokenizer
 
 
@@ -25,18 +25,22 @@ def predict(
     mean: Sequence[float],
     std: Sequence[float],
     keep_LB2R: Tensor | None = None,
+    num_masked: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """predicted_MV in fp32 and target_M: the masked patches of the batch, image by image.
 
-    Targets are the batch's tokens where it has some out of a bank.
+    Targets are the batch's tokens where it has some out of a bank. With `num_masked` (see
+    `at_masked`) no shape depends on the data, and a GPU is not waited for.
     """
     if batch.token_BN.numel():
-        target_M = batch.token_BN[batch.mask_BN].long()
+        target_M = at_masked(batch.token_BN, batch.mask_BN, num_masked).long()
     else:
         with torch.no_grad():
-            target_M = tokenizer.encode(to_unit(batch.token_view_BChw))[batch.mask_BN]
+            target_BN = tokenizer.encode(to_unit(batch.token_view_BChw))
+        target_M = at_masked(target_BN, batch.mask_BN, num_masked)
     image_BCHW = normalise(batch.patch_view_BCHW, mean=mean, std=std)
-    return model(image_BCHW, batch.mask_BN, keep_LB2R).float(), target_M
+    predicted_MV = model(image_BCHW, batch.mask_BN, keep_LB2R, num_masked=num_masked)
+    return predicted_MV.float(), target_M
 
 
 def mim_step(
@@ -47,6 +51,7 @@ def mim_step(
     mean: Sequence[float],
     std: Sequence[float],
     keep_LB2R: Tensor | None,
+    num_masked: int | None = None,
 ) -> StepResult:
     """Predicts the tokens of the masked patches from the image whose masked tokens are replaced.
 
@@ -54,7 +59,7 @@ def mim_step(
     (BEiT, run_beit_pretraining).
     """
     predicted_MV, target_M = predict(
-        model, tokenizer, batch, mean=mean, std=std, keep_LB2R=keep_LB2R
+        model, tokenizer, batch, mean=mean, std=std, keep_LB2R=keep_LB2R, num_masked=num_masked
     )
     loss = tokenizer.loss(predicted_MV, target_M)
     sums = {"loss": (loss.detach() * len(target_M), len(target_M))}
