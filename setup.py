@@ -11,8 +11,8 @@ setup(
     # `tokenizers` is also the name of HuggingFace's package, so ours is installed below mimkit/.
     package_dir={"mimkit.tokenizers": "tokenizers", "mimkit.configs": "configs"},
     package_data={
-        "mimkit": ["py.typed"],
+        "mimkit": ["py.typed", "ablation/pages/*.j2"],
         "mimkit.tokenizers": ["weights/*.safetensors", "weights/*.md"],
-        "mimkit.configs": ["*.yaml"],
+        "mimkit.configs": ["*.yaml", "stems/*.yaml"],
     },
 )

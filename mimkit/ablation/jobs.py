@@ -1,0 +1,97 @@
+"""What the processes of a study do: fill a token bank, train one run and judge it."""
+
+import hashlib
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from mimkit import build
+from mimkit.ablation.evaluation import Probing, evaluate
+from mimkit.ablation.machine import Slot, free_port
+from mimkit.ablation.plan import Plan, Run
+from mimkit.audit.of_run import RunAudits, audit_tokenizer
+from mimkit.banks import fill, halves
+from mimkit.config import Config, to_yaml
+from mimkit.errors import UserError
+from mimkit.files import write_text
+
+
+def bank_folder(plan: Plan, seed: int) -> Path | None:
+    """The token bank that all runs with this seed share; None where targets are no words."""
+    config = plan.arms[plan.study.reference]
+    if build.build_tokenizer(config).vocabulary is None:
+        return None
+    bound = [config.data.model_dump(mode="json"), config.tokenizer.model_dump(), plan.facts, seed]
+    text = json.dumps(bound, sort_keys=True)
+    return plan.folder / "banks" / f"seed{seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def fill_bank(config: Config, folder: Path, steps: int) -> None:
+    """Tokens of every epoch that runs of this seed see; the tokenizer is looked at first."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = build.build_tokenizer(config).to(device)
+    train, heldout = build.build_data(config.data)
+    found = audit_tokenizer(tokenizer, train, config.data, name=config.tokenizer.name,
+                            seed=config.seed, device=device)  # fmt: skip
+    audits = RunAudits([], found)
+    print(audits.say(), flush=True)
+    audits.save(folder.with_name(f"{folder.name}-audits"))
+    epochs = math.ceil(steps * config.train.batch_size / train.epoch_length)
+    for half in halves(config, tokenizer, train, heldout):
+        count = epochs if half.name == "train" else 1
+        fill(half, folder, tokenizer, epochs=count, device=device)
+    write_text(done_file(folder, epochs), "")
+
+
+def done_file(bank: Path, epochs: int) -> Path:
+    """Says that a bank has this many epochs."""
+    return bank / f".{epochs}-epochs"
+
+
+def at_home(run: Run, *, bank: Path | None, threads: int | None) -> Config:
+    """The configuration of a run with its place and its share of the machine; same science."""
+    config = run.config
+    engine = {"token_bank": None if bank is None else str(bank)}
+    if threads is not None and config.engine.threads is None:
+        engine["threads"] = threads  # type: ignore[assignment]
+    return config.model_copy(
+        update={
+            "engine": config.engine.model_copy(update=engine),
+            "output": config.output.model_copy(update={"dir": str(run.folder)}),
+        }
+    )
+
+
+def pretrain_and_probe(config: Config, slot: Slot, probing: Probing | None) -> None:
+    """Begins, continues, or finds finished; then every probe that is not made yet."""
+    folder = Path(config.output.dir or "")
+    if slot.ranks > 1:
+        written = folder.parent.parent / "configs" / f"{folder.name}.yaml"
+        write_text(written, to_yaml(config))
+        launch(["pretrain", "--config", str(written)], slot)
+    else:
+        from mimkit.pretraining import run
+
+        run(config, started_at=time.time())
+    if probing is not None:
+        evaluate(config, folder, probing)
+
+
+def launch(words: Sequence[str], slot: Slot) -> None:
+    """`deepspeed --module mimkit WORDS` on all ranks of a slot.
+
+    Raises:
+        UserError: it failed; what it said is in the log.
+    """
+    ranks = [] if slot.devices else [f"--num_accelerators={slot.ranks}"]
+    command = [sys.executable, "-m", "deepspeed.launcher.runner", *ranks,
+               f"--master_port={free_port()}", "--module", "mimkit", *words]  # fmt: skip
+    code = subprocess.run(command, check=False).returncode
+    if code:
+        raise UserError(f"{' '.join(words)} ended with exit code {code}")

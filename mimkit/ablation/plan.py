@@ -1,0 +1,149 @@
+"""A study's configuration -> its runs, each with an identity: a hash of everything that matters."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mimkit import build
+from mimkit.ablation.confounds import check_confounds
+from mimkit.config import Config, Settings, StudyConfig, load_config, science_of
+from mimkit.errors import UserError
+from mimkit.resources import shipped_config
+
+
+@dataclass(frozen=True)
+class Run:
+    """One pretraining of the study."""
+
+    arm: str
+    seed: int
+    config: Config
+    identity: str  # what its folder's name ends in
+    home: Path  # the folder of all runs
+
+    @cached_property
+    def folder(self) -> Path:
+        """A run of this identity that is there, whatever its arm was called; or a new one."""
+        found = sorted(self.home.glob(f"*-{self.identity}"))
+        return found[0] if found else self.home / f"{self.arm}-seed{self.seed}-{self.identity}"
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "summary.json").exists()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of a study, seed by seed, so that one that is stopped early has whole pairs.
+
+    Attributes:
+        arms: the configuration of each, with the first seed.
+        steps: of each arm; differ where the budget is not steps.
+        facts: digests of data and tokenizer, which all runs share.
+        confounds: of each arm, what it declares that differs besides what the study varies.
+    """
+
+    study: StudyConfig
+    folder: Path
+    arms: dict[str, Config]
+    runs: list[Run]
+    facts: dict[str, str | None]
+    confounds: dict[str, list[str]]
+
+    def of(self, arm: str) -> list[Run]:
+        return [run for run in self.runs if run.arm == arm]
+
+
+def arm_configs(study: StudyConfig, *, seed: int) -> dict[str, Config]:
+    """Each arm's pretraining with this seed, as it is before the budget.
+
+    Raises:
+        UserError: a setting does not exist, names the arm.
+    """
+    path = configuration_file(study.pretraining, key="pretraining")
+    configs = {}
+    for name, arm in study.present_arms.items():
+        common: Settings = {"name": "pretrain", "seed": seed}
+        try:
+            configs[name] = load_config(path, layers=[study.settings, arm.settings, common])
+        except UserError as error:
+            raise UserError(f"arm '{name}': {error}") from error
+    return configs
+
+
+def configuration_file(name: str, *, key: str) -> Path:
+    """A file, or a shipped configuration by its name."""
+    path = Path(name) if Path(name).is_file() else shipped_config(name)
+    if path is None:
+        raise UserError(f"{key} is '{name}', which is neither a file nor the name of a shipped "
+                        "configuration")  # fmt: skip
+    return path
+
+
+def study_folder(study: StudyConfig) -> Path:
+    return Path(study.folder or f"runs/{study.name}")
+
+
+def make_plan(study: StudyConfig, *, steps: dict[str, int] | None = None) -> Plan:
+    """
+    Args:
+        steps: of each arm, where the budget is not equal steps.
+
+    Raises:
+        UserError: arms differ in more than they say, two are the same, a part does not exist, data
+            or tokenizer cannot be read.
+    """
+    folder = study_folder(study)
+    by_seed = {seed: _with_steps(arm_configs(study, seed=seed), steps) for seed in study.seeds}
+    arms = by_seed[study.seeds[0]]
+    for name, config in arms.items():
+        try:
+            build.check_parts(config)
+        except UserError as error:
+            raise UserError(f"arm '{name}': {error}") from error
+    confounds = check_confounds(study, arms)
+    facts = {name: _facts(config) for name, config in arms.items()}
+    runs = [
+        Run(name, seed, by_seed[seed][name], _identity(by_seed[seed][name], facts[name]),
+            folder / "runs")
+        for seed in study.seeds
+        for name in arms
+    ]  # fmt: skip
+    return Plan(study, folder, arms, runs, facts[study.reference], confounds)
+
+
+def _with_steps(configs: dict[str, Config], steps: dict[str, int] | None) -> dict[str, Config]:
+    if steps is None:
+        return configs
+    return {
+        name: config.model_copy(
+            update={"train": config.train.model_copy(update={"steps": steps[name], "epochs": None})}
+        )
+        for name, config in configs.items()
+    }
+
+
+_OPENED: dict[str, Any] = {}
+
+
+def _facts(config: Config) -> dict[str, str | None]:
+    """Digests of data and tokenizer; arms share them, so that they are opened once."""
+    key = json.dumps([config.data.model_dump(mode="json"), config.tokenizer.model_dump()])
+    if key not in _OPENED:
+        train, heldout = build.build_data(config.data)
+        _OPENED[key] = {
+            "train_digest": train.digest,
+            "heldout_digest": heldout.digest if heldout else None,
+            "tokenizer": build.build_tokenizer(config).fingerprint,
+        }
+    found: dict[str, str | None] = _OPENED[key]
+    return found
+
+
+def _identity(config: Config, facts: dict[str, str | None]) -> str:
+    """Equal for runs that would give equal numbers, whatever their arms are called."""
+    text = json.dumps([science_of(config), facts], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

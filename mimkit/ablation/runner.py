@@ -1,0 +1,201 @@
+"""Runs what a plan lacks, slot by slot: banks first, then every run that is not finished."""
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Lock
+
+import torch
+
+from mimkit import build
+from mimkit.ablation import jobs
+from mimkit.ablation.classifiers import (
+    CLASSIFIERS,
+    classifier_config,
+    classifier_predictions,
+    train_classifier,
+)
+from mimkit.ablation.evaluation import Probing
+from mimkit.ablation.machine import Slot
+from mimkit.ablation.plan import Plan, Run
+from mimkit.ablation.processes import Ended, Job, process_context, read_ended, start
+from mimkit.config import FinetuneConfig, StudyConfig
+
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process's work; what it leaves shows whether it is done."""
+
+    name: str  # of its log
+    what: str
+    action: Callable[..., None]
+    arguments: Callable[[Slot, Path | None], dict[str, object]]
+
+
+def probing_of(study: StudyConfig) -> Probing | None:
+    """What probes make of each run; None in a study without them."""
+    if "probes" not in study.regimes:
+        return None
+    probes = {str(name): settings for name, settings in study.probes.items()}
+    return Probing(probes, *study.probe_images)
+
+
+def tasks_of(study: StudyConfig, run: Run) -> list[Task]:
+    """What is missing of a run, in order: pretraining with its probes, then classifiers."""
+    probing, tasks = probing_of(study), list[Task]()
+    if (set(study.regimes) - {"supervised"} and not run.finished) or (
+        probing is not None and probing.missing(run.folder)
+    ):
+        tasks.append(
+            Task(run.identity, "pretraining", jobs.pretrain_and_probe,
+                 lambda slot, bank: {"config": jobs.at_home(run, bank=bank, threads=slot.threads),
+                                     "slot": slot, "probing": probing})
+        )  # fmt: skip
+    for regime in CLASSIFIERS:
+        if regime in study.regimes:
+            config = classifier_config(study, run, regime)
+            if classifier_predictions(config) is None:
+                tasks.append(_classifier_task(run, regime, config))
+    return tasks
+
+
+def _pretrains(tasks: list[Task]) -> bool:
+    return any(task.action is jobs.pretrain_and_probe for task in tasks)
+
+
+def _classifier_task(run: Run, regime: str, config: FinetuneConfig) -> Task:
+    return Task(f"{run.identity}-{run.arm}-{regime}", regime, train_classifier,
+                lambda slot, bank: {"config": config, "slot": slot})  # fmt: skip
+
+
+@dataclass
+class Failure:
+    """A run that did not end well; `log` has the rest of the story."""
+
+    run: Run
+    what: str
+    error: str
+    log: Path
+
+
+@dataclass
+class StudyRunner:
+    """One study on the slots of this machine.
+
+    Attributes:
+        say: told a line for each run that ends.
+        failures: of this call; other runs go on.
+    """
+
+    plan: Plan
+    slots: list[Slot]
+    say: Say
+    failures: list[Failure] = field(default_factory=list)
+
+    def run(self) -> None:
+        """All that is missing. KeyboardInterrupt ends the processes first."""
+        todo = {run.identity: tasks_of(self.plan.study, run) for run in self.plan.runs}
+        runs = [run for run in self.plan.runs if todo[run.identity]]
+        self._total, self._done, self._walls = sum(map(len, todo.values())), 0, list[float]()
+        self._free: SimpleQueue[Slot] = SimpleQueue()
+        for slot in self.slots:
+            self._free.put(slot)
+        engine = self.plan.arms[self.plan.study.reference].engine.runtime
+        self._context = process_context(cuda=torch.cuda.is_available(), engine=engine)
+        self._processes: dict[str, BaseProcess] = {}
+        self._alone = {run.identity: Lock() for run in runs}
+        with ThreadPoolExecutor(len(self.slots)) as threads:
+            try:
+                seeds = {run.seed for run in runs if _pretrains(todo[run.identity])}
+                banks = dict(threads.map(self._bank, sorted(seeds)))
+                each = [(run, todo[run.identity], banks.get(run.seed)) for run in runs]
+                list(threads.map(lambda one: self._live_through(*one), each))
+            except KeyboardInterrupt:
+                threads.shutdown(wait=False, cancel_futures=True)
+                self._end_all()
+                raise
+
+    def _bank(self, seed: int) -> tuple[int, Path | None]:
+        folder = jobs.bank_folder(self.plan, seed)
+        if folder is None:
+            return seed, None
+        runs = [run for run in self.plan.runs if run.seed == seed]
+        length = build.build_data(runs[0].config.data)[0].epoch_length
+        steps = max(build.num_steps(run.config.train, length) for run in runs)
+        epochs = math.ceil(steps * runs[0].config.train.batch_size / length)
+        if not jobs.done_file(folder, epochs).exists():
+            given = {"config": runs[0].config, "folder": folder, "steps": steps}
+            ended = self._live(folder.name, jobs.fill_bank, lambda slot: given)
+            self.say(f"tokens of seed {seed}: {ended.error or _took(ended)}")
+            if ended.error is not None:  # runs compute their own, and say what is wrong
+                return seed, None
+        return seed, folder
+
+    def _live_through(self, run: Run, tasks: list[Task], bank: Path | None) -> None:
+        """The tasks of one run, up to the first that fails.
+
+        Arms that differ in their classifiers only share a pretraining: one of them does it.
+        """
+        with self._alone[run.identity]:
+            for task in tasks:
+                if not self._one(run, task, bank):
+                    return
+
+    def _one(self, run: Run, task: Task, bank: Path | None) -> bool:
+        """Whether it ended well."""
+        ended = self._live(task.name, task.action, lambda slot: task.arguments(slot, bank))
+        self._done += 1
+        if ended.error is None:
+            self._walls.append(ended.wall)
+        else:
+            self.failures.append(Failure(run, task.what, ended.error, self._log(task.name)))
+        self.say(f"[{self._done}/{self._total}] {run.arm}, seed {run.seed}, {task.what}: "
+                 f"{ended.error or _took(ended)}{self._left()}")  # fmt: skip
+        return ended.error is None
+
+    def _left(self) -> str:
+        left = self._total - self._done
+        if not left or not self._walls:
+            return ""
+        mean = sum(self._walls) / len(self._walls)
+        return f"; about {duration(mean * left / len(self.slots))} to go"
+
+    def _live(self, name: str, action: Callable[..., None],
+              arguments: Callable[[Slot], dict[str, object]]) -> Ended:  # fmt: skip
+        slot = self._free.get()
+        try:
+            job = Job(action, arguments(slot), self._log(name), self._result(name))
+            process = start(job, self._context, slot.environment)
+            self._processes[name] = process
+            process.join()
+            return read_ended(job, process.exitcode)
+        finally:
+            self._processes.pop(name, None)
+            self._free.put(slot)
+
+    def _end_all(self) -> None:
+        for process in list(self._processes.values()):
+            process.terminate()
+
+    def _log(self, name: str) -> Path:
+        return self.plan.folder / "logs" / f"{name}.log"
+
+    def _result(self, name: str) -> Path:
+        return self.plan.folder / "jobs" / f"{name}.json"
+
+
+def _took(ended: Ended) -> str:
+    return f"done in {duration(ended.wall)}"
+
+
+def duration(seconds: float) -> str:
+    """`41 s`, `12 min`, `3.5 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,44 @@
+"""A study of seconds: two stems, two seeds, plain PyTorch, 4 x 4 patches."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mimkit.config import StudyConfig, load_study_config
+from mimkit.config._yaml import merge_overrides
+
+
+@pytest.fixture(scope="session")
+def tiny_study(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its configuration file; `folder` is beside it."""
+    home = tmp_path_factory.mktemp("study")
+    settings = merge_overrides([*tiny, "train.steps=4", "output.checkpoint_every=4",
+                                "output.evaluate_every=4", "output.picture_every=4"])  # fmt: skip
+    study = {
+        "name": "tiny",
+        "folder": str(home / "study"),
+        "settings": settings,
+        "arms": {
+            "linear": {"settings": {"stem": {"name": "linear"}}, "paper": "linear"},
+            "two_blocks": {
+                "settings": {"stem": {"name": "linear"}, "encoder": {"depth": 2}},
+                "declares": ["encoder.depth"],
+            },
+            "hmlp": {"settings": {"stem": {"name": "hmlp"}}, "paper": "hMLP BN"},
+        },
+        "reference": "linear",
+        "control": "two_blocks",
+        "seeds": [0, 1],
+        "probes": {"knn": {"neighbours": [5]}},
+        "probe_images": [96, 24],
+        "primary": "knn",
+    }
+    path = home / "study.yaml"
+    path.write_text(yaml.safe_dump(study, sort_keys=False), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def study(tiny_study: Path) -> StudyConfig:
+    return load_study_config(tiny_study)

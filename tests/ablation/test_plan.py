@@ -1,0 +1,153 @@
+"""Which runs a study has, what they are called, and which comparisons it refuses."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commands import ROOT
+
+from mimkit.ablation.classifiers import CLASSIFIERS, classifier_config
+from mimkit.ablation.confounds import check_confounds
+from mimkit.ablation.pairing import check_pairing
+from mimkit.ablation.plan import Plan, arm_configs, make_plan
+from mimkit.ablation.published import TABLE_7, published
+from mimkit.cli import main
+from mimkit.config import load_study_config
+from mimkit.errors import UserError
+
+SHIPPED = sorted((ROOT / "configs" / "stems").glob("*.yaml"))
+
+
+def _plan(path: Path, *overrides: str) -> Plan:
+    return make_plan(load_study_config(path, overrides))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_study_has_arms_that_differ_in_what_they_say(path: Path) -> None:
+    study = load_study_config(path)
+    arms = arm_configs(study, seed=study.seeds[0])
+    assert check_confounds(study, arms).keys() == arms.keys()
+    for arm in study.present_arms.values():
+        assert arm.paper is None or published(arm.paper)
+
+
+def test_the_default_study_is_table_7_and_xiaos_stem() -> None:
+    study = load_study_config(ROOT / "configs" / "stems" / "study.yaml")
+    rows = [arm.paper for arm in study.present_arms.values()]
+    assert sorted(filter(None, rows)) == sorted(TABLE_7)
+    assert [name for name, arm in study.present_arms.items() if not arm.paper] == ["conv"]
+
+
+def test_an_identity_is_of_everything_that_matters_and_of_nothing_else(tiny_study: Path) -> None:
+    plan = _plan(tiny_study)
+    names = {(run.arm, run.seed): run.identity for run in plan.runs}
+    assert len(set(names.values())) == len(plan.runs) == 6
+    assert [run.seed for run in plan.runs] == [0, 0, 0, 1, 1, 1], "whole pairs come first"
+
+    def identities(*overrides: str) -> dict[tuple[str, int], str]:
+        return {(run.arm, run.seed): run.identity for run in _plan(tiny_study, *overrides).runs}
+
+    more = identities("seeds=[0,1,2]", "arms.bn={settings: {stem: {name: linear_bn}}}")
+    assert names.items() <= more.items(), "what is finished is used again"
+    assert identities("settings.output.log_every=3") == names
+    assert not set(identities("settings.train.lr=1e-2").values()) & set(names.values())
+    renamed = identities("arms.hmlp=null", "arms.other={settings: {stem: {name: hmlp}}}")
+    assert renamed["other", 1] == names["hmlp", 1]
+
+
+def test_a_hidden_difference_is_refused_by_name(tiny_study: Path) -> None:
+    with pytest.raises(UserError, match=r"arm 'hmlp'.*train\.batch_size: 8 -> 16.*declares="):
+        _plan(tiny_study, "arms.hmlp.settings.train.batch_size=16")
+    with pytest.raises(UserError, match=r"arm 'two_blocks'.*encoder\.depth: 1 -> 2"):
+        _plan(tiny_study, "arms.two_blocks.declares=[]")
+    declared = _plan(tiny_study, "arms.hmlp.settings.train.batch_size=16",
+                     "arms.hmlp.declares=[train.batch_size]")  # fmt: skip
+    assert declared.confounds["hmlp"] == ["train.batch_size: 8 -> 16"]
+    assert declared.confounds["two_blocks"] == ["encoder.depth: 1 -> 2"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("arms.hmlp.declares=[mask]", "declares mask, which does not differ"),
+        ("arms.same={settings: {stem: {name: linear}}}", "'linear' and 'same' are the same runs"),
+        ("arms.hmlp.settings.stem.norn=ln", r"arm 'hmlp': .*norn"),
+        ("arms.hmlp.settings.train.stepz=3", r"arm 'hmlp': .*train\.stepz"),
+        ("pretraining=nowhere", "pretraining is 'nowhere'"),
+    ],
+)
+def test_a_wrong_study_is_refused_before_anything_runs(
+    override: str, message: str, tiny_study: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        _plan(tiny_study, override)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("reference=none", "reference is 'none', which is no arm"),
+        ("control=linear", "control and reference are both"),
+        ("primary=finetuning", "primary is finetuning, which this study does not measure"),
+        ("regimes=[probes,finetuning]", "the section finetuning is missing"),
+        ("seeds=[1,1]", "each once"),
+        ("sedes=[1]", "there is no setting 'sedes'. Did you mean 'seeds'?"),
+    ],
+)
+def test_a_wrong_setting_of_a_study_names_itself(
+    override: str, message: str, tiny_study: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ablate_stems", "--config", str(tiny_study), "--print-config", override]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_arms_are_paired_in_all_that_they_see(tiny_study: Path) -> None:
+    plan = _plan(tiny_study)
+    nothing: dict[str, list[str]] = {arm: [] for arm in plan.arms}
+    pairs = check_pairing(plan.arms, reference="linear", allowed=nothing)
+    found = {one.arm: one for one in pairs}
+    everything = ["order", "crops", "masks", "tokens", "grid", "batches"]
+    assert [one.equal for one in found.values()] == [everything, everything]
+    hmlp, deeper = found["hmlp"], found["two_blocks"]
+    assert hmlp.weights_equal == hmlp.weights_alike > 10
+    assert all(name.startswith("stem.") for name in hmlp.weights_other)
+    assert deeper.weights_equal == deeper.weights_alike
+    assert all(name.startswith("encoder.blocks.1.") for name in deeper.weights_other)
+
+
+@pytest.fixture
+def other_seed(tiny_study: Path) -> Iterator[Plan]:
+    yield _plan(tiny_study, "seeds=[5]")
+
+
+def test_arms_that_see_other_images_or_weights_are_found_out(
+    tiny_study: Path, other_seed: Plan
+) -> None:
+    """As a part would that drew from a generator of its own."""
+    arms = {"linear": _plan(tiny_study).arms["linear"], "hmlp": other_seed.arms["hmlp"]}
+    with pytest.raises(UserError, match=r"is not paired with 'linear': order: .*crops: .*masks: "):
+        check_pairing(arms, reference="linear", allowed={"linear": [], "hmlp": []})
+    seen = ["order", "crops", "masks", "tokens"]
+    with pytest.raises(UserError, match=r"but only .* are equal"):
+        check_pairing(arms, reference="linear", allowed={"linear": [], "hmlp": seen})
+
+
+def test_classifiers_start_where_their_arm_says_on_the_data_of_its_pretraining(
+    tiny_study: Path,
+) -> None:
+    plan = _plan(tiny_study, "regimes=[finetuning,supervised]", "primary=finetuning",
+                 "finetuning={base: finetune_small}", "supervised={base: finetune_small}",
+                 "arms.hmlp.classifier.train.roles=[attention]")  # fmt: skip
+    folders = set()
+    for run in plan.runs:
+        tuned, scratch = (classifier_config(plan.study, run, regime) for regime in CLASSIFIERS)
+        assert (tuned.init, tuned.seed) == (str(run.folder), run.seed)
+        assert tuned.stem is None and scratch.init is None
+        assert scratch.stem == run.config.stem
+        assert scratch.encoder is not None and scratch.encoder.depth == run.config.encoder.depth
+        for one in (tuned, scratch):
+            assert (one.data.train, one.data.image_size) == (run.config.data.train, 32)
+            assert one.train.roles == (["attention"] if run.arm == "hmlp" else ["all"])
+            folders.add(one.output.dir)
+    assert len(folders) == 2 * len(plan.runs)
+    assert "classifier.train: None -> {'roles': ['attention']}" in plan.confounds["hmlp"]

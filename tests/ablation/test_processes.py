@@ -1,0 +1,67 @@
+"""Jobs in processes of their own: how they end, and what is left of it."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from mimkit.ablation.machine import machine_slots
+from mimkit.ablation.processes import Ended, Job, process_context, read_ended, start
+from mimkit.errors import UserError
+
+
+def _fine(value: str) -> None:
+    print(value, os.environ["SLOT"], flush=True)
+
+
+def _refuses(value: str) -> None:
+    raise UserError(f"{value} is no good")
+
+
+def _breaks(value: str) -> None:
+    raise RuntimeError(value)
+
+
+def _is_killed(value: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _lived(action: object, folder: Path) -> Ended:
+    job = Job(action, {"value": "this"}, folder / "logs" / "x.log", folder / "x.json")  # type: ignore[arg-type]
+    process = start(job, process_context(cuda=False, engine="local"), {"SLOT": "3"})
+    process.join(120)
+    return read_ended(job, process.exitcode)
+
+
+def test_a_job_has_its_environment_and_log_and_says_what_it_took(tmp_path: Path) -> None:
+    ended = _lived(_fine, tmp_path)
+    assert ended.error is None and ended.memory_mib > 1
+    assert (tmp_path / "logs" / "x.log").read_text() == "this 3\n"
+
+
+def test_errors_of_all_kinds_come_back_as_a_line(tmp_path: Path) -> None:
+    assert _lived(_refuses, tmp_path).error == "this is no good"
+    assert _lived(_breaks, tmp_path).error == "RuntimeError: this"
+    assert "Traceback" in (tmp_path / "logs" / "x.log").read_text()
+    killed = _lived(_is_killed, tmp_path).error
+    assert killed is not None and "SIGKILL" in killed and "x.log" in killed
+
+
+def test_slots_divide_the_cores_and_no_more_than_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    cores = len(os.sched_getaffinity(0))
+    [one] = machine_slots(jobs=1, ranks=1, visible=None)
+    assert (one.threads, one.environment) == (cores, {})
+    with pytest.raises(UserError, match=f"needs {2 * cores} cores"):
+        machine_slots(jobs=cores, ranks=2, visible=None)
+
+
+def test_slots_divide_the_gpus_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    slots = machine_slots(jobs=2, ranks=2, visible="1,3,5,7")
+    assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in slots] == ["1,3", "5,7"]
+    with pytest.raises(UserError, match="needs 6 GPUs, and 4 are visible"):
+        machine_slots(jobs=3, ranks=2, visible=None)
