@@ -1,7 +1,7 @@
 """Configuration -> parts. The only reader of the configuration below the entry points."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
@@ -10,24 +10,38 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from mimkit.batch import Grid
-from mimkit.config import Config, DataConfig, EngineConfig, PartConfig, ShardSet, TrainConfig
+from mimkit.config import (
+    ArchitectureConfig,
+    Config,
+    DataConfig,
+    EngineConfig,
+    FinetuneConfig,
+    LabelledDataConfig,
+    PartConfig,
+    ShardSet,
+    SourceConfig,
+    TrainConfig,
+)
 from mimkit.data.embedded import embedded_shards
+from mimkit.data.labelled_views import AugmentedView, make_policy
 from mimkit.data.mixture import Ingredient, MixtureSource, check_weights
+from mimkit.data.resize import sides
 from mimkit.data.selection import split_heldout, take
 from mimkit.data.sources import SOURCES, Source
 from mimkit.data.views import CenterView, TwoViews
 from mimkit.errors import UserError
 from mimkit.masks import MASKS, Mask, beits_share
-from mimkit.models.encoder import Encoder
+from mimkit.models.encoder import Encoder, ImageEncoder
 from mimkit.models.init import initialise
 from mimkit.models.mask_at import MASK_AT, MaskAt
+from mimkit.models.matmul import multiplies_bf16
 from mimkit.models.mim import MaskedImageModel
 from mimkit.models.sizes import SIZES
 from mimkit.models.stems import STEMS, Stem
 from mimkit.random import Purpose, generator
 from mimkit.registry import Registry, nearest
 from mimkit.tokenizers import TOKENIZERS, VisualTokenizer
-from mimkit.train.schedule import warmup_cosine
+from mimkit.train.schedule import cosine, warmup_cosine
 
 Part = TypeVar("Part")
 
@@ -86,30 +100,56 @@ def build_tokenizer(config: Config) -> VisualTokenizer:
 
 
 def build_stem(config: Config) -> Stem:
-    width = SIZES[config.encoder.size].width
-    return make_part(STEMS, config.stem, width=width, patch_size=config.encoder.patch_size)
+    return _stem(config.stem, config.encoder)
+
+
+def _stem(stem: PartConfig, encoder: ArchitectureConfig) -> Stem:
+    width = SIZES[encoder.size].width
+    return make_part(STEMS, stem, width=width, patch_size=encoder.patch_size)
+
+
+def _encoder(settings: ArchitectureConfig, grid: Grid, engine: EngineConfig) -> Encoder:
+    size = SIZES[settings.size]
+    return Encoder(
+        width=size.width,
+        heads=size.heads,
+        depth=settings.depth or size.depth,
+        grid=grid,
+        positions=settings.positions,
+        layer_scale=settings.layer_scale,
+        qkv_bias=settings.qkv_bias,
+        branches=settings.branches,
+        activation_checkpointing=engine.activation_checkpointing,
+    )
 
 
 def build_model(config: Config, *, prediction_dim: int) -> MaskedImageModel:
     """The model with its initial weights: a pure function of the configuration."""
-    encoder, size = config.encoder, SIZES[config.encoder.size]
     stem = build_stem(config)
     model = MaskedImageModel(
         stem=stem,
-        encoder=Encoder(
-            width=size.width,
-            heads=size.heads,
-            depth=encoder.depth or size.depth,
-            grid=stem.grid(config.data.image_size, config.data.image_size),
-            positions=encoder.positions,
-            layer_scale=encoder.layer_scale,
-            qkv_bias=encoder.qkv_bias,
-            branches=encoder.branches,
-            activation_checkpointing=config.engine.activation_checkpointing,
+        encoder=_encoder(
+            config.encoder,
+            stem.grid(config.data.image_size, config.data.image_size),
+            config.engine,
         ),
         prediction_dim=prediction_dim,
         mask_at=make_part(MASK_AT, config.mask_at),
     )
+    initialise(model, seed=config.seed)
+    return model
+
+
+def build_untrained(config: FinetuneConfig) -> ImageEncoder:
+    """The encoder of a training from scratch: a pure function of the configuration.
+
+    Weights start as in BEiT's pretraining; DeiT's differ in that it does not shrink what deeper
+    blocks add.
+    """
+    assert config.stem is not None and config.encoder is not None
+    stem = _stem(config.stem, config.encoder)
+    grid = stem.grid(*sides(config.data.image_size))
+    model = ImageEncoder(stem, _encoder(config.encoder, grid, config.engine))
     initialise(model, seed=config.seed)
     return model
 
@@ -195,7 +235,37 @@ def build_probe_view(data: DataConfig, which: Which = "both") -> CenterView:
     )
 
 
-def check_splits(data: DataConfig) -> None:
+def build_training_view(data: LabelledDataConfig, *, mean: Sequence[float]) -> AugmentedView:
+    """A labelled view to train on; `mean` of the normalisation is what policies shift in."""
+    height, width = sides(data.image_size)
+    narrow, wide = data.crop_ratio  # of the view: 1 is the shape of `image_size`
+    crop = TwoViews(
+        image_size=(height, width),
+        token_size=None,
+        jitter=0.0,
+        crop_scale=data.crop_scale,
+        crop_ratio=(narrow * width / height, wide * width / height),
+        flip=data.flip,
+        image_interpolation=data.interpolation,
+        exif=data.exif,
+    )
+    policy = None if data.augment is None else make_policy(
+        data.augment, size=(height, width), mean=tuple(mean), interpolation=data.interpolation
+    )  # fmt: skip
+    return AugmentedView(crop=crop, policy=policy)
+
+
+def build_judged_view(data: LabelledDataConfig) -> CenterView:
+    """A labelled view to judge by."""
+    return CenterView(
+        image_size=sides(data.image_size),
+        crop=data.test_crop,
+        image_interpolation=data.interpolation,
+        exif=data.exif,
+    )
+
+
+def check_splits(data: SourceConfig) -> None:
     """UserError where images of the user would be judged by the embedded ones, or the reverse."""
     if data.heldout is None or data.heldout_fraction is not None:
         return
@@ -208,7 +278,7 @@ def check_splits(data: DataConfig) -> None:
         )
 
 
-def build_data(data: DataConfig) -> tuple[Source, Source | None]:
+def build_data(data: SourceConfig) -> tuple[Source, Source | None]:
     """What is trained on and what is held out.
 
     A part that is held out by fraction is taken first, so that no subset ever reaches into it.
@@ -232,7 +302,7 @@ def build_data(data: DataConfig) -> tuple[Source, Source | None]:
     return train, taken_out or heldout
 
 
-def _sets(data: DataConfig) -> list[ShardSet]:
+def _sets(data: SourceConfig) -> list[ShardSet]:
     """`data.train`, whichever way it is written."""
     if isinstance(data.train, str):
         return [ShardSet(shards=data.train)]
@@ -240,7 +310,7 @@ def _sets(data: DataConfig) -> list[ShardSet]:
     return sets or [ShardSet(shards=[one for one in data.train if isinstance(one, str)])]
 
 
-def _build_train(data: DataConfig) -> Source:
+def _build_train(data: SourceConfig) -> Source:
     sets = _sets(data)
     opened = [build_source(data, one.shards, split="train") for one in sets]
     if len(sets) == 1 and sets[0] == ShardSet(shards=sets[0].shards):
@@ -253,7 +323,7 @@ def _build_train(data: DataConfig) -> Source:
     )
 
 
-def build_source(data: DataConfig, which: str | list[str], *, split: str) -> Source:
+def build_source(data: SourceConfig, which: str | list[str], *, split: str) -> Source:
     """`embedded` is cut into the cache on first use; anything else is the user's."""
     cache = str(Path(data.cache_dir).expanduser())
     if which == "embedded":
@@ -266,6 +336,11 @@ def build_source(data: DataConfig, which: str | list[str], *, split: str) -> Sou
             )
         return SOURCES["folder"](folder=which)
     return SOURCES["shards"](shards=which, cache_dir=cache, cache_gib=data.cache_gib)
+
+
+def open_test(data: LabelledDataConfig) -> Source | None:
+    """What is looked at once, at the end."""
+    return None if data.test is None else build_source(data, data.test, split="test")
 
 
 def num_steps(train: TrainConfig, num_samples: int) -> int:
@@ -285,12 +360,18 @@ def build_schedule(train: TrainConfig, steps: int) -> Callable[[int], float]:
     return learning_rate
 
 
+def build_weight_decay(train: TrainConfig, steps: int) -> Callable[[int], float] | None:
+    """Updates done -> weight decay of what decays; None where it is constant (DINO's rises)."""
+    start, end = train.weight_decay, train.weight_decay_end
+    if end is None:
+        return None
+    return lambda updates: cosine(updates / steps, start, end)
+
+
 def use_bf16(engine: EngineConfig) -> bool:
-    """auto: bf16 where the hardware multiplies it (Ampere and newer; AVX512-BF16 or AMX)."""
+    """auto: bf16 where the hardware multiplies it."""
     if engine.precision == "auto":
-        if torch.cuda.is_available():
-            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-        return bool(torch.cpu._is_avx512_bf16_supported())
+        return multiplies_bf16(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     return engine.precision == "bf16"
 
 

@@ -7,3 +7,22 @@ class UserError(ValueError):
     The message says what was found, what was expected, and the setting or command that mends it.
     `mimkit.cli` prints it without a traceback and ends with exit code 2.
     """
+
+
+class ToldByRank0Error(UserError):
+    """Every rank found the same; rank 0's `UserError` says it, the others end without a word."""
+
+
+class Interrupted(BaseException):
+    """The run was asked to stop by a signal, and could stop in good order.
+
+    No Exception, as KeyboardInterrupt is none: nothing on the way up takes it for an error.
+
+    Attributes:
+        signal: its name: SIGTERM, SIGUSR1 or SIGINT.
+        done: what is to be said about how the run was left.
+    """
+
+    def __init__(self, signal: str, done: str) -> None:
+        super().__init__(f"{signal}: {done}")
+        self.signal, self.done = signal, done

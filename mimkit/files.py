@@ -122,6 +122,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             yield temporary
             for file in temporary.iterdir():
                 sync(file)
+            sync(temporary)
             temporary.rename(path)
             sync(path.parent)
         finally:

@@ -1,5 +1,6 @@
 """One pretraining run, from a configuration to a summary."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +15,14 @@ from mimkit.banks import Banks, open_banks
 from mimkit.batch import Batch, Grid, normalise
 from mimkit.config import Config
 from mimkit.files import atomic_file
+from mimkit.kernels import check_kernels, choose_kernels
 from mimkit.masks import Mask
-from mimkit.models.blocks import draw_keep, drop_path_rates
+from mimkit.models.blocks import drop_path_of_update, drop_path_rates
 from mimkit.models.calibration import calibrate, has_frozen_statistics
 from mimkit.models.encoder import Encoder
 from mimkit.models.mim import MaskedImageModel
 from mimkit.models.roles import decays
-from mimkit.probing import CALIBRATION_IMAGES, probe
-from mimkit.random import Purpose, torch_generator
+from mimkit.probing import CALIBRATION_IMAGES, Ranks, check_online, online_probe, probe
 from mimkit.runs import RunFolder
 from mimkit.session import Session
 from mimkit.tokenizers import VisualTokenizer
@@ -29,7 +30,8 @@ from mimkit.train.heldout import evaluate
 from mimkit.train.loop import Hook, Moment
 from mimkit.train.optimizer import make_optimizer
 from mimkit.train.pictures import prediction_picture
-from mimkit.train.step import StepResult, mim_step
+from mimkit.train.step import StepResult, mim_step, predict
+from mimkit.train.watched_tokenizer import WatchedTokenizer
 
 
 @dataclass
@@ -59,6 +61,7 @@ def run(config: Config, *, started_at: float) -> RunFolder:
     Args:
         started_at: when the command was given (seconds since the epoch), for the summary.
     """
+    check_kernels(config.engine)
     parts = make_parts(config)
     session = Session(
         config,
@@ -67,49 +70,65 @@ def run(config: Config, *, started_at: float) -> RunFolder:
         started_at=started_at,
     )
     if not session.folder.finished:
-        _Pretraining(config, parts, session).run()
+        check_online(config, session.data.train, session.data.heldout)
+        Pretraining(config, parts, session).run()
     return session.folder
 
 
-class _Pretraining:
+class Pretraining:
     """What this training adds to a session: the step, held-out loss, pictures, probe."""
 
     def __init__(self, config: Config, parts: Parts, session: Session) -> None:
         self.config, self.parts, self.session = config, parts, session
         self.pixels: dict[str, Any] = {"mean": config.data.mean, "std": config.data.std}
         self.rates_L = drop_path_rates(len(parts.model.encoder.blocks), config.encoder.drop_path)
+        self.kernels: dict[str, str] = {}  # see choose_kernels
+        self.probe_seconds = 0.0  # since this process began
+        self.watched = WatchedTokenizer(parts.tokenizer)
         self.banks: Banks | None = None  # with one, the tokenizer stays off the device, unused
         if config.engine.token_bank is not None:
             self.banks = open_banks(config, parts.tokenizer, session.data.train,
                                     session.data.heldout, steps=session.plan.steps)  # fmt: skip
+        else:
+            parts.tokenizer.to(session.runtime.device)
 
     def run(self) -> None:
         config, model, session = self.config, self.parts.model, self.session
-        optimizer = make_optimizer(model, decays=decays, weight_decay=config.train.weight_decay,
-                                   betas=config.train.betas, eps=config.train.eps)  # fmt: skip
         parameters = sum(p.numel() for p in model.parameters())
-        if self.banks is None:
-            self.parts.tokenizer.to(session.runtime.device)
         audits = self._audits()
-        if has_frozen_statistics(model.stem) and session.folder.continues is None:
-            calibrate(model.stem, self._calibration_images())
-        session.prepare(model, optimizer)
+        self.prepare()
         session.announce(
             what=f"{config.stem.name} stem, ViT-{config.encoder.size}, "
             f"{_blocks(model.encoder)}, {parameters / 1e6:.2f} M parameters, "
             f"{self._masking()}",
-            facts={"tokenizer": self.parts.tokenizer.fingerprint},
+            facts={"tokenizer": self.parts.tokenizer.fingerprint, **self.kernels},
         )
         session.summary |= audits.numbers()
         if session.is_first:
             print(audits.say(), flush=True)
             audits.save(session.folder.path / "audits")
-        tokens = None if self.banks is None else self.banks.train.row
-        batches = session.batches(self.parts.mask, tokens=tokens)
-        weights = session.train(self._step, batches, hooks=self._hooks())
+        trained = session.train(self.step, self.batches(), hooks=self._hooks())
+        self._note_tokenizer_share()
+        weights = session.averaged_weights() or trained
         session.close()
         if session.is_first:
             self._finish(weights)
+
+    def prepare(self) -> None:
+        """Hands model and optimizer to the engine, as they were where the run goes on."""
+        train, model, session = self.config.train, self.parts.model, self.session
+        if has_frozen_statistics(model.stem) and session.folder.continues is None:
+            calibrate(model.stem, self._calibration_images())
+        self.kernels = choose_kernels(model, model.encoder, engine=self.config.engine,
+                                      session=session)  # fmt: skip
+        optimizer = make_optimizer(model, decays=decays, weight_decay=train.weight_decay,
+                                   betas=train.betas, eps=train.eps)  # fmt: skip
+        session.prepare(model, optimizer, ema=train.ema)
+
+    def batches(self) -> Iterator[Batch]:
+        """This rank's micro-batches, from where the run stands."""
+        tokens = None if self.banks is None else self.banks.train.row
+        return self.session.batches(self.parts.mask, tokens=tokens)
 
     def _masking(self) -> str:
         total = self.parts.grid[0] * self.parts.grid[1]
@@ -138,23 +157,33 @@ class _Pretraining:
         session.runtime.from_rank_0(None)  # nobody trains on targets that rank 0 refuses
         return RunAudits(leaks, tokenizer)
 
-    def _step(self, batch: Batch, moment: Moment) -> StepResult:
-        runtime = self.session.runtime
-        return mim_step(runtime.model, self.parts.tokenizer, batch,
-                        keep_LB2R=self._drop_path(moment), **self.pixels)  # fmt: skip
+    def _note_tokenizer_share(self) -> None:
+        summary, world = self.session.summary, self.session.runtime.world
+        rate = summary["images_per_second"]
+        if (share := self.watched.share(images_per_second=rate, world=world)) is not None:
+            summary["tokenizer_share"] = round(share, 4)
+
+    def step(self, batch: Batch, moment: Moment) -> StepResult:
+        """The loss of a micro-batch, to go backward from."""
+        model = self.session.runtime.model
+        return mim_step(model, self.watched, batch, **self._forward(moment))
+
+    def predict(self, batch: Batch, moment: Moment) -> tuple[Tensor, Tensor]:
+        """predicted_MV and target_M of a micro-batch, as `step` has them."""
+        model, tokenizer = self.session.runtime.model, self.parts.tokenizer
+        return predict(model, tokenizer, batch, **self._forward(moment))
+
+    def _forward(self, moment: Moment) -> dict[str, Any]:
+        mask = self.parts.mask
+        known = mask.num_masked if mask.exact else None
+        return {**self.pixels, "keep_LB2R": self._drop_path(moment), "num_masked": known}
 
     def _drop_path(self, moment: Moment) -> Tensor | None:
-        """Drawn for the global batch, so that ranks and accumulation do not change it."""
-        if not self.config.encoder.drop_path:
-            return None
-        noise = torch_generator(Purpose.DROP_PATH, seed=self.config.seed, sample=moment.updates)
-        keep_LB2R = draw_keep(
-            self.rates_L,
-            batch=self.session.plan.batch_size,
-            branches=self.config.encoder.branches,
-            generator=noise,
-        )
-        return keep_LB2R[:, moment.rows].to(self.session.runtime.device)
+        return drop_path_of_update(
+            self.rates_L, seed=self.config.seed, update=moment.updates, rows=moment.rows,
+            batch=self.session.plan.batch_size, branches=self.config.encoder.branches,
+            device=self.session.runtime.device,
+        )  # fmt: skip
 
     def _hooks(self) -> list[Hook]:
         output = self.config.output
@@ -163,23 +192,42 @@ class _Pretraining:
             hooks.append(Hook(output.picture_every, self._draw))
         if self.session.data.heldout is not None:
             hooks.append(Hook(output.evaluate_every, self._evaluate))
+        if self.config.probe.every is not None:
+            hooks.append(Hook(self.config.probe.every, self._probe))
         return hooks
 
-    def _evaluate(self, updates: int) -> None:
-        heldout = None if self.banks is None else self.banks.heldout
-        values = evaluate(
-            self.session.runtime.model,
-            self.parts.tokenizer,
-            self.session.fixed_batches(
-                self.session.judged,
-                self.parts.mask,
-                limit=self.config.data.heldout_limit,
-                tokens=None if heldout is None else heldout.row,
-            ),
-            device=self.session.runtime.device,
-            sum_over_ranks=self.session.runtime.sum,
-            **self.pixels,
+    def _probe(self, updates: int) -> None:
+        """kNN of a copy of the weights; what it costs is written beside it."""
+        started, session = time.perf_counter(), self.session
+        weights = session.averaged_weights() or session.runtime.weights()
+        assert session.data.heldout is not None
+        runtime = session.runtime
+        ranks = Ranks(runtime.device, session.workers, runtime.rank, runtime.world, runtime.sum)
+        found = online_probe(
+            self.config, weights, session.data.train, session.data.heldout, ranks=ranks
         )
+        seconds = time.perf_counter() - started
+        self.probe_seconds += seconds
+        session.record(updates, {**found, "online_probe_seconds": round(seconds, 3)})
+        session.summary["online_probe_seconds_total"] = round(self.probe_seconds, 3)
+
+    def _evaluate(self, updates: int) -> None:
+        """Of the averaged weights, where there are some; so are the pictures and the probe."""
+        heldout = None if self.banks is None else self.banks.heldout
+        with self.session.judged_weights():
+            values = evaluate(
+                self.session.runtime.model,
+                self.parts.tokenizer,
+                self.session.fixed_batches(
+                    self.session.judged,
+                    self.parts.mask,
+                    limit=self.config.data.heldout_limit,
+                    tokens=None if heldout is None else heldout.row,
+                ),
+                device=self.session.runtime.device,
+                sum_over_ranks=self.session.runtime.sum,
+                **self.pixels,
+            )
         self.session.record(updates, values)
 
     @torch.no_grad()
@@ -192,7 +240,8 @@ class _Pretraining:
         batch = next(fixed).to(runtime.device)
         runtime.model.eval()
         image_BCHW = normalise(batch.patch_view_BCHW, **self.pixels)
-        predicted_MV = runtime.model(image_BCHW, batch.mask_BN, None).float()
+        with self.session.judged_weights():
+            predicted_MV = runtime.model(image_BCHW, batch.mask_BN, None).float()
         runtime.model.train()
         if self.session.is_first:
             where = torch.device("cpu") if self.banks is not None else runtime.device
@@ -206,10 +255,11 @@ class _Pretraining:
     def _finish(self, weights: dict[str, Tensor]) -> None:
         """kNN beside its baselines, then the summary; rank 0 alone, engine closed."""
         session = self.session
-        session.summary |= probe(
-            self.config, weights, session.data.train, session.data.heldout,
-            device=session.runtime.device, workers=session.workers,
-        )  # fmt: skip
+        with session.stopwatch.lap("final_probe"):
+            session.summary |= probe(
+                self.config, weights, session.data.train, session.data.heldout,
+                device=session.runtime.device, workers=session.workers,
+            )  # fmt: skip
         session.finish()
         print(_report(session.summary, session.folder), flush=True)
 
@@ -224,6 +274,9 @@ def _report(s: dict[str, Any], folder: RunFolder) -> str:
     speed = f" at {s['images_per_second']:.0f} images/s" if s["images_per_second"] else ""
     first = f", the first after {s['seconds_to_first_step']:.0f} s" if speed else ""
     lines = ["", f"Done: {s['steps']} steps{speed}{first}."]
+    if share := s.get("tokenizer_share"):
+        lines.append(f"The tokenizer took {share:.0%} of the time of a step; runs that share a "
+                     "token bank take none (mimkit make_tokens --estimate).")  # fmt: skip
     if "unigram_entropy" in s:
         gained = min(s["unigram_entropy"], s["position_loss"]) - s["heldout_loss"]
         lines += [

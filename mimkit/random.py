@@ -1,9 +1,13 @@
 """The one place where randomness is keyed: (purpose, seed, epoch, sample) -> generator.
 
 Nothing in mimkit draws from a global generator, so what a sample looks like does not depend on
-ranks, workers, batch size or on what ran before.
+ranks, workers, batch size or on what ran before. Libraries that do are called inside
+`seeded_globals`.
 """
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
 
@@ -26,6 +30,10 @@ class Purpose(IntEnum):
     EMBEDDED_CROPS = 7
     PICTURE = 8
     CODEBOOK = 9
+    MIX = 10
+    ERASE = 11
+    PROBE = 12
+    RESAMPLING = 13
 
 
 def generator(purpose: Purpose, *, seed: int, epoch: int = 0, sample: int = 0) -> Rng:
@@ -62,3 +70,22 @@ def torch_generator(
     """The same key as a torch generator, for draws on the device."""
     draw = generator(purpose, seed=seed, epoch=epoch, sample=sample)
     return torch.Generator(device).manual_seed(int(draw.integers(0, 2**63 - 1)))
+
+
+@contextmanager
+def seeded_globals(rng: Rng) -> Iterator[None]:
+    """Inside, the global generators of `random`, numpy and torch (CPU) are seeded from `rng`.
+
+    For timm's augmentations, which draw from them. Afterwards they are as they were.
+    """
+    python, numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    seeds = rng.integers(0, 2**32, 3)
+    try:
+        random.seed(int(seeds[0]))
+        np.random.seed(int(seeds[1]))
+        torch.default_generator.manual_seed(int(seeds[2]))
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(of_torch)

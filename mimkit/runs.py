@@ -31,6 +31,7 @@ class RunFolder:
     path: Path
     continues: Path | None  # the checkpoint to start from
     finished: bool
+    passed_over: tuple[str, ...] = ()  # why newer checkpoints are not
 
     @property
     def checkpoints(self) -> Path:
@@ -64,8 +65,10 @@ def _numbered(runs: Path, name: str) -> list[Path]:
 
 
 def _open(path: Path) -> RunFolder:
-    run = RunFolder(path, None, (path / "summary.json").exists())
-    return RunFolder(path, checkpoint.latest(run.checkpoints), run.finished)
+    if (path / "summary.json").exists():
+        return RunFolder(path, None, finished=True)
+    newest = checkpoint.newest_sound(path / "checkpoints")
+    return RunFolder(path, newest.path, False, newest.passed_over)
 
 
 def _hash_of(path: Path) -> str | None:
@@ -123,6 +126,13 @@ def lock(run: RunFolder) -> Lock:
             "output.dir, name or seed"
         ) from error
     return held
+
+
+def changed_settings(run: RunFolder, config: BaseModel) -> list[str]:
+    """`output.log_every: 10 -> 2`: where the run's own configuration differs, which changes no
+    number of it."""
+    kept = yaml.safe_load((run.path / "config.yaml").read_text(encoding="utf-8"))
+    return differences(kept, config.model_dump(mode="json"))
 
 
 def write_start(run: RunFolder, config: BaseModel, *, facts: dict[str, Any]) -> list[str]:

@@ -62,3 +62,9 @@ def pretrain(words: Sequence[str]) -> int:
     """`mimkit pretrain` in this process, on the CPU; the exit code."""
     with mock.patch("torch.cuda.is_available", return_value=False):
         return main(["pretrain", *words])
+
+
+def finetune(words: Sequence[str]) -> int:
+    """`mimkit finetune` in this process, on the CPU; the exit code."""
+    with mock.patch("torch.cuda.is_available", return_value=False):
+        return main(["finetune", *words])

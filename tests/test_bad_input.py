@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from commands import ROOT, Ended, Shards, command, pretrain
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
 from mimkit.build import deepspeed_file
 from mimkit.cli import main
@@ -24,6 +25,7 @@ from mimkit.data.sources.shards import ShardSource
 from mimkit.data.writer import Item, write_shard
 from mimkit.errors import UserError
 from mimkit.train.runtimes import UpdateRule
+from mimkit.train.runtimes._deepspeed_json import KEYS, check_used
 from mimkit.train.runtimes.deepspeed import deepspeed_settings
 
 Complaint = Callable[..., str]
@@ -279,6 +281,23 @@ RULE = UpdateRule(micro_batch=4, accumulation=1, clip_grad=3.0, bf16=False, zero
         ({"zero_optimization": {"overlap_comm": "perhaps"}}, ["overlap_comm"]),
         ({"zero_optimization": 2}, ["zero_optimization = 2", "expected an object"]),
         ([1], ["holds no JSON object"]),
+        ({"zero_optimization": {"offload_param": {"device": "cpu"}}}, ["stage=1", "at stage 3"]),
+        ({"zero_optimization": {"stage3_max_live_parameters": 9}}, ["ignore", "at stage 3"]),
+        ({"zero_optimization": {"ignore_unused_parameters": False}}, ["read at stage 2"]),
+        ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, ["trains on the CPU"]),
+        ({"zero_optimization": {"offload_optimizer": {"devise": "cpu"}}}, ["devise"]),
+        ({"zero_optimization": {"reduce_bucket_size": "auto"}}, ["DeepSpeed drops it"]),
+        ({"zero_optimization": {"cpu_offload": True}}, ["use offload_optimizer"]),
+        ({"zero_optimization": {"stage3_gather_16bit_weights_on_model_save": True}}, ["own check"]),
+        ({"zero_optimization": {"zero_quantized_gradients": True}}, ["changes what is learnt"]),
+        ({"zero_optimization": {"compute_grad_norm": False}}, ["clips by the gradient's"]),
+        ({"communication_data_type": "bf16"}, ["'bf16'", "rounds gradients"]),
+        ({"flops_profiler": {"enable": True}}, ["Did you mean 'enabled'?"]),
+        ({"torch_autocast": {"lower_precision_safe_modules": []}}, ["DeepSpeed would ignore"]),
+        ({"timers": {"throughput": {"synchronised": True}}}, ["Did you mean 'synchronized'?"]),
+        ({"compile": {"deepcompile": True}}, ["does not call"]),
+        ({"zero_force_ds_cpu_optimizer": False}, ["without offload_optimizer"]),
+        ({"aio": {"block_size": 1}}, ["nothing is offloaded"]),
     ],
 )
 def test_a_deepspeed_file_that_contradicts(settings: Any, parts: list[str], tmp_path: Path) -> None:
@@ -286,7 +305,7 @@ def test_a_deepspeed_file_that_contradicts(settings: Any, parts: list[str], tmp_
     file.write_text(json.dumps(settings))
     rule = UpdateRule(**{**vars(RULE), "deepspeed_config": file})
     with pytest.raises(UserError) as caught:
-        deepspeed_settings(rule, world=2)
+        deepspeed_settings(rule, world=2, on_cpu=True)
     assert str(file) in str(caught.value)
     assert [part for part in parts if part not in str(caught.value)] == []
 
@@ -304,6 +323,41 @@ def test_a_deepspeed_file_that_agrees_is_passed_on(tmp_path: Path) -> None:
         **plain.pop("zero_optimization"), "overlap_comm": False, "reduce_bucket_size": 1000,
     }  # fmt: skip
     assert settings == plain
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_every_key_of_deepspeeds_own_section_is_judged_at_every_stage(
+    stage: int, tmp_path: Path
+) -> None:
+    """A key that a newer DeepSpeed has must be sorted into one of the tables."""
+    for key in DeepSpeedZeroConfig.model_fields:
+        judged = [bare in KEYS for bare in (key, key.removeprefix("stage3_"))]
+        assert any(judged), f"nobody has judged zero_optimization.{key}"
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": {"reduce_scatter": True}}))
+    rule = UpdateRule(**{**vars(RULE), "zero_stage": stage, "deepspeed_config": file})
+    if stage:
+        assert deepspeed_settings(rule, world=1)["zero_optimization"]["reduce_scatter"] is True
+    else:
+        with pytest.raises(UserError, match=r"would ignore at engine\.zero_stage=0"):
+            deepspeed_settings(rule, world=1)
+
+
+def test_what_deepspeed_runs_with_must_be_what_it_was_given() -> None:
+    given = {"gradient_clipping": 3.0, "steps_per_print": 9,
+             "zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 5}}  # fmt: skip
+    used = {"gradient_clipping": 3.0, "zero_optimization": {"stage": 3, "prefetch_bucket_size": 5}}
+    check_used(given, used, version="0.19.8")
+    for key, value in (("gradient_clipping", 1.0), ("zero_optimization", {"stage": 2})):
+        with pytest.raises(UserError, match=rf"DeepSpeed 0\.20 runs with {key}"):
+            check_used(given, {**used, key: value}, version="0.20")
+
+
+def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text('{"gradient_clipping": 1.0, "gradient_clipping": 3.0}')
+    with pytest.raises(UserError, match="given twice: gradient_clipping"):
+        deepspeed_settings(UpdateRule(**{**vars(RULE), "deepspeed_config": file}), world=1)
 
 
 @pytest.mark.parametrize("content", [None, "{", "\0"])

@@ -16,6 +16,7 @@ from mimkit.config import (
     Config,
     DvaeConfig,
     EncoderConfig,
+    FinetuneConfig,
     PartConfig,
     Section,
     ShardSet,
@@ -23,6 +24,7 @@ from mimkit.config import (
     VqkdConfig,
     differences,
     load_config,
+    load_finetune_config,
     load_tokenizer_config,
     science_hash,
     science_of,
@@ -39,10 +41,15 @@ def _write(folder: Path, name: str, text: str) -> Path:
     return folder / name
 
 
-def _load_any(path: Path) -> Config | TokenizerConfig:
-    """Of the two kinds of configuration the tokenizer's has a section `objective`."""
-    kind = load_tokenizer_config if "objective:" in path.read_text() else load_config
-    return kind(path)
+def _load_any(path: Path) -> Config | TokenizerConfig | FinetuneConfig:
+    """A tokenizer's has a section `objective`, a finetuning's begins with an encoder."""
+    text = path.read_text()
+    if "\ninit:" in text or "finetune.py" in text:
+        return load_finetune_config(path)
+    return load_tokenizer_config(path) if "objective:" in text else load_config(path)
+
+
+_TOOLS = {FinetuneConfig: "finetune", Config: "pretrain"}
 
 
 def _leaves(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -57,10 +64,8 @@ def _leaves(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 def test_shipped_configurations_load_and_their_first_line_is_a_command(path: Path) -> None:
     config = _load_any(path)
     assert path.read_text().startswith("# command:")
-    assert (
-        f"tools/{'train_tokenizer' if isinstance(config, TokenizerConfig) else 'pretrain'}.py"
-        in (path.read_text().splitlines()[0])
-    )
+    tool = _TOOLS.get(type(config), "train_tokenizer")
+    assert f"tools/{tool}.py" in path.read_text().splitlines()[0]
     assert find_config(path.stem) == find_config(path.name) == path
 
 
@@ -246,7 +251,8 @@ def _other(value: Any) -> Any:
     return "other"
 
 
-FREE = {"data.cache_dir", "data.cache_gib", "data.max_bad_samples"}
+FREE = {"data.cache_dir", "data.cache_gib", "data.max_bad_samples", "train.on_nonfinite",
+        "train.max_nonfinite"}  # fmt: skip
 
 
 def test_output_and_engine_do_not_enter_the_science_but_precision_and_all_else_do() -> None:

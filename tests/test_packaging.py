@@ -146,9 +146,12 @@ def test_the_wheel_holds_what_a_user_needs_and_nothing_outside_mimkit(wheel: Pat
     tokenizers = {f"mimkit/{path.relative_to(ROOT).as_posix()}"
                   for path in (ROOT / "tokenizers").rglob("*")
                   if path.suffix in (".py", ".safetensors", ".md")}  # fmt: skip
-    configs = {f"mimkit/configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}
+    configs = {f"mimkit/{path.relative_to(ROOT).as_posix()}"
+               for path in (ROOT / "configs").rglob("*.yaml")}  # fmt: skip
+    pages = {f"mimkit/{path.relative_to(ROOT / 'mimkit').as_posix()}"
+             for path in (ROOT / "mimkit").rglob("*.j2")}  # fmt: skip
     assert names - {n for n in names if ".dist-info/" in n} == (
-        sources | tokenizers | configs | {"mimkit/py.typed"}
+        sources | tokenizers | configs | pages | {"mimkit/py.typed"}
     )
     assert len(configs) >= 2
 

@@ -1,7 +1,9 @@
 """Pretraining from end to end, on photographs: what a run leaves, and what does not change it."""
 
+import itertools
 import json
 import math
+import os
 import random
 import re
 import shutil
@@ -20,7 +22,8 @@ from commands import ROOT, Shards, command, environment, pretrain
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from mimkit import pretraining, tokenizer_training
+from mimkit import load_encoder, pretraining, tokenizer_training
+from mimkit.cli import main
 from mimkit.config import (
     Config,
     DvaeConfig,
@@ -270,6 +273,94 @@ def test_killed_and_continued_equals_uninterrupted_bit_for_bit(
     assert [path.name for path in (run / "checkpoints").iterdir() if path.name[0] == "."] == []
 
 
+def test_an_average_of_the_weights_is_kept_judged_exported_and_resumed_exactly(
+    finished_run: Path, tiny: list[str], tmp_path: Path
+) -> None:
+    """It changes no training; after six updates it is not far from the weights."""
+    words = [*tiny, "train.ema=0.5"]
+    whole = _run(tmp_path / "whole", words)
+    assert _losses(whole) == _losses(finished_run)
+    last = _last(whole)
+    assert last.average is not None and last.average.keys() == last.weights.keys()
+    moved = (last.average["head.weight"] - last.weights["head.weight"]).abs().max()
+    assert 1e-5 < moved < 0.1
+    judged = [_metrics(run, "heldout")[-1]["heldout_loss"] for run in (whole, finished_run)]
+    assert judged[0] != judged[1] and judged[0] == pytest.approx(judged[1], abs=0.5)
+    part = tmp_path / "part"
+    shutil.copytree(whole, part)
+    _without_its_end(part, last=6)
+    _run(part, words)
+    _assert_bit_equal(whole, part)
+    again = _last(part).average
+    assert again is not None and all(torch.equal(again[n], last.average[n]) for n in again)
+    for which, weights in (("best", last.average), ("trained", last.weights)):
+        out = tmp_path / f"{which}.safetensors"
+        assert main(["export", str(whole), str(out), "--format", "safetensors",
+                     "--weights", which]) == 0  # fmt: skip
+        state = load_encoder(out).image_encoder.state_dict()
+        assert state and all(torch.equal(state[n], weights[n]) for n in state), which
+    assert main(["export", str(finished_run), str(tmp_path / "none"), "--weights", "average"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]
+)
+def test_a_signal_saves_and_leaves_and_the_same_command_goes_on(
+    number: signal.Signals, code: int, finished_run: Path, tiny: list[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """In update 5, between two checkpoints and two lines; a picture and an evaluation are due."""
+    words = [*tiny, "output.log_every=4", f"output.dir={tmp_path}"]
+    step, count = pretraining.mim_step, itertools.count(1)
+
+    def signalled(*arguments: Any, **named: Any) -> Any:
+        if next(count) == 5:
+            os.kill(os.getpid(), number)
+        return step(*arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pretraining, "mim_step", signalled)
+        assert pretrain(words) == code
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"stopped by {number.name}: saved after update 5 of 6 in {tmp_path}" in said
+    assert "the same command continues" in said and "Traceback" not in said
+    assert checkpoint.latest(tmp_path / "checkpoints") == tmp_path / "checkpoints/step-00000005"
+    assert pretrain(words) == 0
+    assert "update 5 of 6, sample 40" in capsys.readouterr().out
+    one, other = _last(tmp_path), _last(finished_run)
+    assert all(torch.equal(one.weights[n], other.weights[n]) for n in one.weights)
+    assert all(torch.equal(one.moments[n], other.moments[n]) for n in one.moments)
+    assert _metrics(tmp_path, "heldout") == _metrics(finished_run, "heldout")
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_the_space_is_asked_for_first(
+    finished_run: Path, tiny: list[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    (run / "summary.json").unlink()
+    file = run / "checkpoints" / "step-00000006" / "optimizer.safetensors"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    words = [*tiny, "engine.workers=1", f"output.dir={run}"]
+    free = shutil.disk_usage(run)._replace(free=2**20)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: free)
+        assert pretrain(words) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert re.search(
+        r"is to keep 2 checkpoints of \d+ MiB, and needs \d+ MiB, but only 1 MiB", said
+    )
+    assert pretrain(words) == 0
+    said = capsys.readouterr().out
+    assert "update 4 of 6, sample 32" in said
+    assert f"  passed over: {file} is damaged: " in said
+    assert "change no number of it: engine.workers: 0 -> 1" in said
+    _assert_bit_equal(run, finished_run)
+
+
 def test_the_same_command_continues_without_naming_the_folder(
     tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -283,6 +374,7 @@ def test_the_same_command_continues_without_naming_the_folder(
     assert pretrain([*words, "output.log_every=2"]) == 0
     assert "update 6 of 6" in capsys.readouterr().out
     assert _summary(first)["steps"] == 6
+    assert [line["step"] for line in _metrics(first)] == [1, 2, 3, 4, 5, 6]
     before = (first / "metrics.jsonl").read_bytes()
     assert pretrain(words) == 0
     assert (first / "metrics.jsonl").read_bytes() == before
@@ -341,7 +433,8 @@ def test_a_pretraining_reads_every_setting(
     tiny: list[str], tmp_path: Path, read: set[tuple[str, str]]
 ) -> None:
     """No accepted setting is without effect: what nothing reads can have none."""
-    words = [*tiny, f"output.runs_dir={tmp_path}", "train.steps=null", "train.epochs=0.25"]
+    words = [*tiny, f"output.runs_dir={tmp_path}", "train.steps=null", "train.epochs=0.25",
+             "probe.every=3"]  # fmt: skip
     config = load_config(DEFAULT, words)
     read.clear()
     with mock.patch("torch.cuda.is_available", return_value=False):

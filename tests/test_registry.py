@@ -13,7 +13,7 @@ from mimkit.build import make_part
 from mimkit.cli._audit import parse_part
 from mimkit.config import PartConfig
 from mimkit.data.sources import SOURCES
-from mimkit.encoder_io import export_run
+from mimkit.encoder_export import export_run
 from mimkit.errors import UserError
 from mimkit.export import EXPORTERS
 from mimkit.masks import MASKS
@@ -274,9 +274,9 @@ def test_a_users_stem_is_trained_exported_and_rebuilt(
     assert stem == "Doubled"
 
 
-def test_the_tokenizer_in_the_readme_is_complete(tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    body = readme.partition("# mine.py ")[2].partition("```")[0].partition("\nclass ")[2]
+def test_the_documented_tokenizer_is_complete(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "parts.md").read_text(encoding="utf-8")
+    body = page.partition("# mine.py ")[2].partition("```")[0].partition("\nclass ")[2]
     path = tmp_path / "mine.py"
     path.write_text("import torch\nfrom mimkit.tokenizers import VisualTokenizer\n\nclass " + body)
     tokenizer = make_part(TOKENIZERS, PartConfig(name=f"{path}:Grey", levels="32"))

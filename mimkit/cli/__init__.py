@@ -7,23 +7,29 @@ import sys
 import textwrap
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import NoReturn
 
 from mimkit import __version__
-from mimkit.errors import UserError
+from mimkit.errors import Interrupted, ToldByRank0Error, UserError
+from mimkit.interrupts import exit_code, interruptible
 from mimkit.registry import nearest
 
 # How gloo and nccl say that the other end of a connection is gone.
 _LOST = ("losed by peer", "eset by peer", "Broken pipe", "remote process exited")
+_TIMED_OUT = ("imed out waiting", "collective operation timeout")
 
 
 _RESUMED = {
+    "ablate_stems": "; the same command goes on where it was",
+    "finetune": "; the same command continues from the last checkpoint",
     "pretrain": "; the same command continues from the last checkpoint",
     "train_tokenizer": "; the same command continues from the last checkpoint",
     "make_shards": "; the same command goes on where it was",
     "make_tokens": "; the same command goes on where it was",
 }
 _PATIENCE = 15  # seconds that a rank waits for rank 0 to speak
+_MOMENT = 3  # seconds: longer than rank 0 needs to end by itself
 
 
 def verbs() -> list[str]:
@@ -31,7 +37,8 @@ def verbs() -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb; returns the exit code: 0 done, 2 something the user can mend, 130 Ctrl-C."""
+    """Runs one verb; returns the exit code: 0 done, 2 something the user can mend, 130 Ctrl-C, 75
+    stopped by a signal in good order."""
     # Before torch loads OpenMP: threads that spin at barriers make a shared CPU 10 x slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     words = list(sys.argv[1:] if argv is None else argv)
@@ -48,15 +55,28 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"there is no verb '{words[0]}'.{nearest(verb, verbs())} "
                 f"Verbs: {', '.join(verbs())}"
             )
-        code: int = importlib.import_module(f"mimkit.cli.{verb}").main(words[1:])
+        run = importlib.import_module(f"mimkit.cli.{verb}").main
+        with interruptible() if verb in _RESUMED else nullcontext():
+            code: int = run(words[1:])
         return code
+    except ToldByRank0Error:
+        time.sleep(_PATIENCE)  # or until the launcher ends all
+        return 2
+    except Interrupted as interruption:
+        if int(os.environ.get("RANK", "0")):
+            time.sleep(_MOMENT)  # rank 0 speaks for all, and the launcher ends all with the first
+        else:
+            _complain(f"stopped by {interruption.signal}: {interruption.done}{_RESUMED[verb]}")
+        return exit_code(interruption.signal)
     except UserError as error:
         _complain(str(error))
         return 2
     except RuntimeError as error:
-        if not (_ranks_have_met() and any(words in str(error) for words in _LOST)):
+        if not _ranks_have_met() or (why := _lost(str(error))) is None:
             raise
-        _complain("another rank ended before this one; the reason is what it said")
+        if int(os.environ.get("RANK", "0")):
+            time.sleep(_PATIENCE)  # rank 0 says the same, and the launcher ends all
+        _complain(f"{why}{_RESUMED.get(verb, '')}")
         return 2
     except BrokenPipeError:  # `... | head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -94,6 +114,21 @@ def _complain(text: str) -> None:
     sys.stdout.flush()
     print("\n" + textwrap.fill(f"{name}: {text}", 100, break_long_words=False,
                                break_on_hyphens=False), file=sys.stderr, flush=True)  # fmt: skip
+
+
+def _lost(error: str) -> str | None:
+    """What an error of gloo or nccl means, if it is about another rank."""
+    if any(words in error for words in _LOST):
+        return (
+            "another rank ended before this one; the reason is what it said. If it said nothing, "
+            "it was killed: by hand, or because memory ran out (dmesg tells)"
+        )
+    if any(words in error for words in _TIMED_OUT):
+        return (
+            "a rank did not answer within engine.timeout minutes: it hangs, is much slower than "
+            f"the others, or its machine is gone ({error.splitlines()[0]})"
+        )
+    return None
 
 
 def _ranks_have_met() -> bool:

@@ -3,6 +3,7 @@
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from typing_extensions import Self
 
 from mimkit.config._section import Positive, Section, Seed
 
@@ -30,8 +31,8 @@ Train = Annotated[
 ]
 
 
-class DataConfig(Section):
-    """Where images come from and how a view is cut (BEiT's transform, facts in README)."""
+class SourceConfig(Section):
+    """Where images come from, whatever is done with them."""
 
     train: Train = "embedded"  # a pattern, patterns of one set, or sets with weights
     heldout: str | list[str] | None = "embedded"
@@ -43,20 +44,9 @@ class DataConfig(Section):
     cache_dir: str = "~/.cache/mimkit"
     cache_gib: float | None = Field(64.0, gt=0)  # of shards from servers; null: what the disk has
     window: int = Field(8, ge=1)  # shards that are shuffled together
-    image_size: int = Field(224, ge=8)  # pixels, the encoder's view
-    token_size: int = Field(112, ge=8)  # pixels, the tokenizer's view
-    image_interpolation: Literal["bicubic", "bilinear"] = "bicubic"
-    token_interpolation: Literal["lanczos", "bicubic", "bilinear"] = "lanczos"
-    jitter: float = Field(0.4, ge=0, lt=1)  # brightness, contrast, saturation
-    flip: float = Field(0.5, ge=0, le=1)
-    crop_scale: tuple[float, float] = (0.08, 1.0)
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
     exif: Literal["ignore", "honour"] = "ignore"  # BEiT ignores the orientation tag
-    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    std: tuple[Positive, Positive, Positive] = (0.5, 0.5, 0.5)
     on_bad_sample: Literal["raise", "substitute"] = "raise"  # substitutes are counted and said
     max_bad_samples: float = Field(0.001, ge=0, le=1)  # of those drawn; more, and over ten, stops
-    heldout_limit: int = Field(2048, ge=1)  # images of the held-out loss
 
     @field_validator("subset", mode="before")
     @classmethod
@@ -68,7 +58,7 @@ class DataConfig(Section):
             return subset
 
     @model_validator(mode="after")
-    def _one_choice(self) -> "DataConfig":
+    def _one_choice(self) -> Self:
         if self.heldout_fraction is not None and self.heldout not in (None, "embedded"):
             raise ValueError(f"data.heldout_fraction={self.heldout_fraction:g} holds images of "
                              f"data.train out, but data.heldout={self.heldout} names others; set "
@@ -82,11 +72,32 @@ class DataConfig(Section):
                                  "leave it out")  # fmt: skip
         return self
 
+
+class CroppedConfig(SourceConfig):
+    """And how a random crop is drawn."""
+
+    flip: float = Field(0.5, ge=0, le=1)
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+
     @model_validator(mode="after")
-    def _ordered_ranges(self) -> "DataConfig":
+    def _ordered_ranges(self) -> Self:
         for name, (low, high), most in (("crop_scale", self.crop_scale, 1.0),
                                         ("crop_ratio", self.crop_ratio, float("inf"))):  # fmt: skip
             if not 0 < low <= high <= most:
                 raise ValueError(f"{name} is [{low:g}, {high:g}]; expected 0 < smallest <= largest"
                                  + (f" <= {most:g}" if name == "crop_scale" else ""))  # fmt: skip
         return self
+
+
+class DataConfig(CroppedConfig):
+    """Where images come from and how a view is cut (BEiT's transform, facts in README)."""
+
+    image_size: int = Field(224, ge=8)  # pixels, the encoder's view
+    token_size: int = Field(112, ge=8)  # pixels, the tokenizer's view
+    image_interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    token_interpolation: Literal["lanczos", "bicubic", "bilinear"] = "lanczos"
+    jitter: float = Field(0.4, ge=0, lt=1)  # brightness, contrast, saturation
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[Positive, Positive, Positive] = (0.5, 0.5, 0.5)
+    heldout_limit: int = Field(2048, ge=1)  # images of the held-out loss

@@ -12,7 +12,7 @@ SizeName = Literal["Ti", "S", "B", "L", "H"]
 _SIZE = re.compile(rf"({'|'.join(get_args(SizeName))})(?:([1-9][0-9]*)(?:x([1-9][0-9]*))?)?")
 
 
-class EncoderConfig(Section):
+class ArchitectureConfig(Section):
     """`size: B18x2` is short for size B, depth 18, branches 2; S36 for one branch (P, section 3).
 
     In whichever file or on the command line it stands, a name means the same as the three written
@@ -25,7 +25,6 @@ class EncoderConfig(Section):
     patch_size: int = Field(16, ge=1)
     positions: Literal["absolute", "relative", "relative_shared", "none"] = "absolute"
     layer_scale: float | None = 0.1  # BEiT: 0.1 for B, 1e-5 for L; None is without
-    drop_path: float = Field(0.1, ge=0, lt=1)
     qkv_bias: Literal["qv", "qkv"] = "qv"  # BEiT has no key bias
     branches: int = Field(1, ge=1)
 
@@ -33,6 +32,12 @@ class EncoderConfig(Section):
     @classmethod
     def _written_out(cls, settings: Any) -> Any:
         return write_out_size(settings) if isinstance(settings, dict) else settings
+
+
+class EncoderConfig(ArchitectureConfig):
+    """And what only its training has."""
+
+    drop_path: float = Field(0.1, ge=0, lt=1)
 
 
 def write_out_size(encoder: Settings) -> Settings:

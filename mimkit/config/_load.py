@@ -6,8 +6,10 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from mimkit.config._finetuning import FinetuneConfig
 from mimkit.config._pretraining import Config
-from mimkit.config._section import Section
+from mimkit.config._section import Section, Settings
+from mimkit.config._study import StudyConfig
 from mimkit.config._tokenizer import DvaeConfig, TokenizerConfig, VqkdConfig
 from mimkit.config._yaml import PARTS, merge, merge_overrides, read_file, write_out
 from mimkit.errors import UserError
@@ -50,9 +52,13 @@ def _explain(error: ValidationError, kind: type[BaseModel], origin: str) -> str:
     return f"{origin}: " + "; ".join(dict.fromkeys(lines))
 
 
-def _load(kind: type[Any], path: Path, overrides: Sequence[str]) -> Any:
-    given = write_out(merge_overrides(overrides), " ".join(overrides))
-    settings = merge(read_file(path), given)
+def _load(
+    kind: type[Any], path: Path, overrides: Sequence[str], layers: Sequence[Settings] = ()
+) -> Any:
+    settings = read_file(path)
+    for layer in layers:
+        settings = merge(settings, write_out(layer, str(layer)))
+    settings = merge(settings, write_out(merge_overrides(overrides), " ".join(overrides)))
     if kind is Config and settings.keys() & {"objective", "teacher"}:
         raise UserError(
             f"{path} is the configuration of a tokenizer's training; give it to "
@@ -61,6 +67,8 @@ def _load(kind: type[Any], path: Path, overrides: Sequence[str]) -> Any:
     for part in PARTS if kind is Config else ():  # mask_at.filler=mean is about the default part
         if isinstance(section := settings.get(part), dict):
             section.setdefault("name", Config.model_fields[part].default.name)
+    if kind is FinetuneConfig and settings.get("stem") == {"name": None}:  # stem=null
+        settings["stem"] = None
     if kind is TokenizerConfig:
         kind = VqkdConfig if "teacher" in settings else DvaeConfig
     origin = " ".join([str(path), *overrides])
@@ -70,9 +78,15 @@ def _load(kind: type[Any], path: Path, overrides: Sequence[str]) -> Any:
         raise UserError(_explain(error, kind, origin)) from error
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """A pretraining configuration; UserError names every key that is unknown or out of range."""
-    config: Config = _load(Config, path, overrides)
+def load_config(
+    path: Path, overrides: Sequence[str] = (), *, layers: Sequence[Settings] = ()
+) -> Config:
+    """A pretraining configuration; UserError names every key that is unknown or out of range.
+
+    Args:
+        layers: settings over the file's, later ones over earlier ones; a study's.
+    """
+    config: Config = _load(Config, path, overrides, layers)
     return config
 
 
@@ -80,3 +94,23 @@ def load_tokenizer_config(path: Path, overrides: Sequence[str] = ()) -> DvaeConf
     """The configuration of a tokenizer's training: one with a section `teacher` is a VQ-KD's."""
     config: DvaeConfig | VqkdConfig = _load(TokenizerConfig, path, overrides)
     return config
+
+
+def load_finetune_config(
+    path: Path, overrides: Sequence[str] = (), *, layers: Sequence[Settings] = ()
+) -> FinetuneConfig:
+    """The configuration of a finetuning; errors and `layers` as in `load_config`."""
+    config: FinetuneConfig = _load(FinetuneConfig, path, overrides, layers)
+    return config
+
+
+def load_study_config(path: Path, overrides: Sequence[str] = ()) -> StudyConfig:
+    """The configuration of a study; errors as in `load_config`. Its arms are not read here."""
+    study: StudyConfig = _load(StudyConfig, path, overrides)
+    return study
+
+
+def recipe(path: Path) -> Settings:
+    """The section `train` as a file and its bases have it, before any override."""
+    train: Settings = read_file(path).get("train") or {}
+    return train

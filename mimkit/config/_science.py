@@ -19,13 +19,16 @@ def to_yaml(config: BaseModel) -> str:
 def science_of(config: BaseModel) -> Settings:
     """What decides the numbers: all but `output` and `engine` (whose precision stays).
 
-    Nor where files are cached, nor how many bad samples stop a run: it goes on with more.
+    Nor where files are cached, nor what stops a run that went wrong (bad samples, gradients that
+    are not finite): it goes on when more is allowed.
     """
     settings = config.model_dump(mode="json")
     settings.pop("output")
     settings["engine"] = {"precision": settings["engine"]["precision"]}
     for key in ("cache_dir", "cache_gib", "max_bad_samples"):
         settings["data"].pop(key)
+    for key in ("on_nonfinite", "max_nonfinite"):
+        settings["train"].pop(key)
     return settings
 
 

@@ -23,6 +23,7 @@ from mimkit.data.sampler import EvalSampler, MicroBatch, Share, Slot, TrainSampl
 from mimkit.data.sources import Source
 from mimkit.data.views import ViewMaker
 from mimkit.errors import UserError
+from mimkit.interrupts import ignore_in_worker
 from mimkit.random import Purpose, Rng, generator
 
 MaskMaker = Callable[[Rng], NDArray[np.bool_]]
@@ -90,6 +91,7 @@ def train_loader(
     local_world: int = 1,
     read_ahead: bool = True,
     tokens: TokenRows | None = None,
+    repeats: int = 1,
 ) -> BatchLoader:
     """Batches for ever. Micro-batch k of this rank covers the positions from
     `position + (k * world + rank) * batch_size` on; after k micro-batches the position to resume
@@ -104,13 +106,14 @@ def train_loader(
         local_world: ranks on this machine, which share its memory.
         read_ahead: bring the next shards near, see `Ahead`; one rank of a machine does it for all.
         tokens: of a bank, by epoch and row (`Slot.row`); they go into `Batch.token_BN`.
+        repeats: views of a sample side by side, see `Order`.
 
     Raises:
         UserError: at once, where the cache of fetched shards is too small; while iterating, for a
             sample that cannot be read or decoded; at the first batch, where the workers would not
             have enough shared memory.
     """
-    order = Order(groups=source.groups, seed=seed, window=window, sets=source.sets)
+    order = Order(groups=source.groups, seed=seed, window=window, sets=source.sets, repeats=repeats)
     share = Share(batch_size=batch_size, rank=rank, world=world)
     samples = _Samples(source, views, mask, seed, on_bad_sample, tokens)
     sampler = TrainSampler(order=order, share=share, position=position)
@@ -281,7 +284,7 @@ def _loader(
         num_workers=workers,
         prefetch_factor=_PREFETCH if workers else None,
         collate_fn=_as_it_is,
-        worker_init_fn=_one_thread,
+        worker_init_fn=_start_worker,
         pin_memory=pin_memory,
         generator=torch.Generator(),  # else it draws from torch's global generator
     )
@@ -305,5 +308,6 @@ def _as_it_is(outcome: Any) -> Any:
     return outcome
 
 
-def _one_thread(worker: int) -> None:
+def _start_worker(worker: int) -> None:
     torch.set_num_threads(1)  # torch's default is all cores in every worker
+    ignore_in_worker()

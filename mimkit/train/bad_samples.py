@@ -24,6 +24,11 @@ class BadSamples:
         self._allowed, self._speaks = allowed, speaks
         self._unshared = 0
 
+    @property
+    def unshared(self) -> int:
+        """What this rank met with and has not told the others yet."""
+        return self._unshared
+
     def note(self, count: int) -> None:
         """Adds what this rank met with."""
         self._unshared += count

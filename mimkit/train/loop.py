@@ -14,8 +14,11 @@ from mimkit.errors import UserError
 from mimkit.train.bad_samples import NAME as BAD_SAMPLES
 from mimkit.train.bad_samples import BadSamples
 from mimkit.train.metrics import Meter, Recorder
-from mimkit.train.optimizer import set_learning_rate
+from mimkit.train.nonfinite import NAME as NONFINITE
+from mimkit.train.nonfinite import REMEDY, NonFinite
+from mimkit.train.optimizer import set_learning_rate, set_weight_decay
 from mimkit.train.runtimes import Runtime
+from mimkit.train.spikes import SpikeWatch
 from mimkit.train.step import StepResult
 
 
@@ -35,6 +38,14 @@ class Moment(NamedTuple):
 
     updates: int
     rows: slice  # which rows of the global batch it is
+
+
+class Outcome(NamedTuple):
+    """What was trained."""
+
+    updates: int  # done in all: fewer than planned where the run was stopped
+    rate: float  # images per second, all ranks
+    stopped: bool  # whether a rank asked for it
 
 
 class Hook(NamedTuple):
@@ -67,72 +78,85 @@ def train(
     batches: Iterator[Batch],
     plan: Plan,
     learning_rate: Callable[[int], float],
+    weight_decay: Callable[[int], float] | None = None,
     start: int,
     hooks: Sequence[Hook],
     recorder: Recorder | None,
     after_update: Callable[[int], None] | None = None,
     bad_samples: BadSamples | None = None,
-) -> float:
-    """Updates number `start` + 1 to `plan.steps`; returns the mean images per second, all ranks.
+    nonfinite: NonFinite | None = None,
+    meter: Meter | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Updates number `start` + 1 to `plan.steps`, or to the one after which a rank says `stop`.
 
     `after_update` is part of the update (a weight average); hooks are not, and their time does not
     count. Means of the step's sums go to `recorder` (rank 0's) every `plan.log_every` updates and
     before hooks: so a checkpoint is never one of lost weights, and no mean spans a checkpoint,
     which makes the lines after a resume those of an uninterrupted run. `bad_samples` are counted
-    with them.
+    with them. Where the run stops in between, `meter` holds what the next line is still to be made
+    of; give it back to go on.
 
     Raises:
-        UserError: the loss or the gradient is no longer finite; too many samples were bad.
+        UserError: the loss or the gradient is no longer finite, and `nonfinite` does not allow it;
+            too many samples were bad.
     """
-    meter, clock = Meter(), _Clock()
+    clock = _Clock()
+    nonfinite = nonfinite or NonFinite()
+    report = _Report(runtime, plan, recorder, bad_samples, nonfinite, meter or Meter())
     with contextlib.ExitStack() as on_error:
         if recorder is not None:  # the bar ends before the error is told
             on_error.callback(recorder.close)
-        for updates in range(start, plan.steps):
+        updates, stopped = start, False
+        while updates < plan.steps:
             lr = learning_rate(updates)
             set_learning_rate(optimizer, lr)
-            for micro in range(plan.accumulation):
-                moment = _moment(runtime, plan, updates, micro)
-                result = step(next(batches).to(runtime.device), moment)
-                runtime.backward(result.loss)
-                meter.add(result.sums)
-            done = updates + 1
-            if after_update is not None:
-                after_update(updates)
+            if weight_decay is not None:
+                set_weight_decay(optimizer, weight_decay(updates))
+            nonfinite.keep_statistics(runtime.module)
+            micros = _go_through(runtime, plan, step, batches, updates)
             clock.count(plan.batch_size)
-            if recorder is not None:
-                recorder.advance(1)
+            done = updates + 1
+            if runtime.applied:
+                report.add(done, micros)
+                if after_update is not None:
+                    after_update(updates)
+            elif (back := nonfinite.settle(done)) < done:
+                report.go_back(back)
+                updates = back
+                continue
+            updates = done
+            report.advance()
             due = [hook for hook in hooks if done == plan.steps or done % hook.every == 0]
             if due or done in (1, plan.steps) or done % plan.log_every == 0:
-                means = _means(meter, runtime, bad_samples, drawn=done * plan.batch_size)
-                values = _finite(means, runtime, done)
-                values["lr"] = lr
-                if rate := clock.recent_rate():  # there is none yet after the first update
-                    values["images_per_second"] = rate
-                if recorder is not None:
-                    recorder.write(done, values, kind="train")
+                report.write(done, lr=lr, rate=clock.recent_rate())
             _run_hooks(due, done, clock=clock)
+            if stopped := runtime.any(stop()):
+                break
         on_error.pop_all()
-    return clock.mean_rate()
+    return Outcome(updates, clock.mean_rate(), stopped)
+
+
+def _go_through(
+    runtime: Runtime,
+    plan: Plan,
+    step: Callable[[Batch, Moment], StepResult],
+    batches: Iterator[Batch],
+    updates: int,
+) -> list[tuple[Batch, StepResult]]:
+    """One update: forward and backward of its micro-batches."""
+    micros = []
+    for micro in range(plan.accumulation):
+        batch = next(batches).to(runtime.device)
+        result = step(batch, _moment(runtime, plan, updates, micro))
+        runtime.backward(result.loss)
+        micros.append((batch, StepResult(result.loss.detach(), result.sums)))
+    return micros
 
 
 def _moment(runtime: Runtime, plan: Plan, updates: int, micro: int) -> Moment:
     first = (micro * runtime.world + runtime.rank) * plan.micro_batch
     return Moment(updates, slice(first, first + plan.micro_batch))
-
-
-def _means(
-    meter: Meter, runtime: Runtime, bad_samples: BadSamples | None, *, drawn: int
-) -> dict[str, float]:
-    """The means of all ranks and, where they are counted, the bad samples of the run."""
-    if bad_samples is None:
-        return meter.means(runtime.sum)
-    meter.add(bad_samples.news(runtime.device))
-    totals = meter.totals(runtime.sum)
-    news, _ = totals.pop(BAD_SAMPLES)
-    bad_samples.settle(news, drawn=drawn)
-    means = {name: total / count for name, (total, count) in totals.items()}
-    return {**means, BAD_SAMPLES: bad_samples.total}
 
 
 def _run_hooks(due: Sequence[Hook], done: int, *, clock: "_Clock") -> None:
@@ -143,18 +167,84 @@ def _run_hooks(due: Sequence[Hook], done: int, *, clock: "_Clock") -> None:
         clock.go_on()
 
 
-def _finite(means: dict[str, float], runtime: Runtime, done: int) -> dict[str, float]:
-    """The means and the last gradient's norm, if all are numbers."""
-    norm = {} if runtime.grad_norm is None else {"grad_norm": float(runtime.grad_norm)}
-    values = {**means, **norm}
-    bad = [name for name, value in values.items() if not math.isfinite(value)]
-    if bad:
-        raise UserError(
-            f"not finite at update {done}: {', '.join(bad)}; no checkpoint is written of it. Start "
-            "again with a lower train.lr, a smaller train.clip_grad or engine.precision=fp32 (that "
-            "makes another run, in a folder of its own)"
-        )
-    return values
+class _Report:
+    """The lines of metrics: means over ranks and updates, what was bad, which losses jumped."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        plan: Plan,
+        recorder: Recorder | None,
+        bad_samples: BadSamples | None,
+        nonfinite: NonFinite,
+        meter: Meter,
+    ) -> None:
+        self._runtime, self._plan, self._recorder = runtime, plan, recorder
+        self._bad_samples, self._nonfinite, self._meter = bad_samples, nonfinite, meter
+        self._spikes = SpikeWatch()
+
+    def add(self, update: int, micros: Sequence[tuple[Batch, StepResult]]) -> None:
+        for batch, result in micros:
+            self._meter.add(result.sums)
+            self._spikes.note(update, result.loss, batch.index_B)
+
+    def advance(self) -> None:
+        if self._recorder is not None:
+            self._recorder.advance(1)
+
+    def go_back(self, updates: int) -> None:
+        """To a checkpoint, which no mean spans."""
+        self._meter.clear()
+        self._spikes.forget()
+        if self._recorder is not None:
+            self._recorder.go_back(updates, why=f"{self._nonfinite.total} updates were not finite")
+
+    def write(self, done: int, *, lr: float, rate: float) -> None:
+        means = self._means(drawn=done * self._plan.batch_size)
+        values = self._finite(means, done)
+        values["lr"] = lr
+        if rate:  # there is none yet after the first update
+            values["images_per_second"] = rate
+        if self._nonfinite.policy != "stop":
+            values[NONFINITE] = self._nonfinite.total
+        if self._recorder is not None:
+            self._recorder.write(done, values, kind="train")
+        self._tell_spikes()
+
+    def _means(self, *, drawn: int) -> dict[str, float]:
+        """The means of all ranks and, where they are counted, the bad samples of the run."""
+        if self._bad_samples is None:
+            return self._meter.means(self._runtime.sum)
+        self._meter.add(self._bad_samples.news(self._runtime.device))
+        totals = self._meter.totals(self._runtime.sum)
+        news, _ = totals.pop(BAD_SAMPLES)
+        self._bad_samples.settle(news, drawn=drawn)
+        means = {name: total / count for name, (total, count) in totals.items()}
+        return {**means, BAD_SAMPLES: self._bad_samples.total}
+
+    def _finite(self, means: dict[str, float], done: int) -> dict[str, float]:
+        """The means and the last gradient's norm, if all are numbers."""
+        runtime = self._runtime
+        told = runtime.applied and runtime.grad_norm is not None
+        values = {**means, **({"grad_norm": float(runtime.grad_norm or 0)} if told else {})}
+        bad = [name for name, value in values.items() if not math.isfinite(value)]
+        if bad:
+            raise UserError(
+                f"not finite at update {done}: {', '.join(bad)}; no checkpoint is written of it. "
+                f"Start again with {REMEDY}"
+            )
+        return values
+
+    def _tell_spikes(self) -> None:
+        """Every rank finds the same ones; their samples are asked for only where there are any."""
+        if not self._spikes.news:  # none on any rank
+            return
+        losses = self._runtime.sum(self._spikes.losses()) / self._runtime.world
+        for spike in self._spikes.settle(losses.tolist()):
+            samples = self._runtime.gather(self._spikes.samples(spike.update))
+            if self._recorder is not None:
+                self._recorder.spike(spike, [index for rank in samples for index in rank])
+        self._spikes.forget()
 
 
 class _Clock:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from mimkit.files import disk_errors
+from mimkit.files import disk_errors, write_text
+from mimkit.train.spikes import Spike
 
 Sums = Mapping[str, tuple[Tensor, int]]
 
@@ -32,6 +33,18 @@ class Meter:
         totals = self.totals(sum_over_ranks).items()
         return {name: total / count for name, (total, count) in totals}
 
+    def clear(self) -> None:
+        self._sums, self._counts = {}, {}
+
+    def put_back(self, pending: Mapping[str, Sequence[float]], device: torch.device) -> None:
+        """What `pending` gave before a run was stopped."""
+        for name, (value, count) in pending.items():
+            self.add({name: (torch.tensor(value, dtype=torch.float64, device=device), int(count))})
+
+    def pending(self) -> dict[str, tuple[float, int]]:
+        """What this rank has added since the last means."""
+        return {name: (float(value), self._counts[name]) for name, value in self._sums.items()}
+
     def totals(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> dict[str, tuple[float, float]]:
         """(sum, count) of everything added, on all ranks; the meter is empty afterwards."""
         if not self._sums:
@@ -41,7 +54,7 @@ class Meter:
         totals = torch.stack([self._sums[name] for name in names])
         counts = torch.tensor([self._counts[name] for name in names], device=device).double()
         totals, counts = sum_over_ranks(torch.stack([totals, counts])).tolist()
-        self._sums, self._counts = {}, {}
+        self.clear()
         return dict(zip(names, zip(totals, counts, strict=True), strict=True))
 
 
@@ -55,7 +68,8 @@ class Recorder:
 
     def __init__(self, folder: Path, *, start: int, steps: int, tensorboard: bool) -> None:
         self._path = folder / "metrics.jsonl"
-        self._drop_lines_after(start)
+        # a run that only misses its end measures again what belongs there
+        self._drop_lines_after(start, measured_again=start == steps)
         self._file = self._path.open("a", encoding="utf-8")
         self._board: Any = None
         if tensorboard:
@@ -70,14 +84,14 @@ class Recorder:
             mininterval=10 if quiet else 0.1, file=sys.stderr, smoothing=0.1,
         )  # fmt: skip
 
-    def _drop_lines_after(self, step: int) -> None:
+    def _drop_lines_after(self, step: int, *, measured_again: bool = False) -> None:
         if not self._path.exists():
             return
         lines = self._path.read_text(encoding="utf-8").splitlines()
         kept = [line for line in lines if _step_of(line) <= step]
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        temporary.replace(self._path)
+        if measured_again:
+            kept = [line for line in kept if _step_of(line) < step or _kind_of(line) != "heldout"]
+        write_text(self._path, "".join(f"{line}\n" for line in kept))
 
     def advance(self, updates: int) -> None:
         self._bar.update(updates)
@@ -99,6 +113,24 @@ class Recorder:
                          for k, f in shown.items() if k in values)
             )  # fmt: skip
 
+    def spike(self, spike: Spike, samples: Sequence[int]) -> None:
+        """A loss that jumped: a line of kind `spike`, and a word to whoever watches."""
+        with disk_errors(self._path):
+            line = {"step": spike.update, "kind": "spike", "loss": spike.loss,
+                    "median": spike.median, "samples": list(samples)}  # fmt: skip
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        self.say(f"loss spike at update {spike.update}: {spike.loss:.4g}, median before "
+                 f"{spike.median:.4g}; its samples are in metrics.jsonl")  # fmt: skip
+
+    def go_back(self, updates: int, *, why: str) -> None:
+        """Drops the lines after `updates`, to which the run has gone back."""
+        self._file.close()
+        self._drop_lines_after(updates)
+        self._file = self._path.open("a", encoding="utf-8")
+        self._bar.n = updates
+        self.say(f"back to update {updates}, on with the next samples: {why}")
+
     def say(self, text: str) -> None:
         """A line above the bar."""
         self._bar.clear()
@@ -110,6 +142,10 @@ class Recorder:
             self._file.close()
         if self._board is not None:
             self._board.close()
+
+
+def _kind_of(line: str) -> str:
+    return str(json.loads(line)["kind"])
 
 
 def _step_of(line: str) -> float:

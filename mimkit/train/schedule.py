@@ -1,4 +1,4 @@
-"""Learning rate as a pure function of the optimizer step."""
+"""Learning rate and weight decay as pure functions of the updates done."""
 
 import math
 

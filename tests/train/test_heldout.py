@@ -21,7 +21,13 @@ class _Frequencies(nn.Module):
         super().__init__()
         self.logits_V = logits_V
 
-    def forward(self, image_BCHW: Tensor, mask_BN: Tensor, keep_LB2R: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        image_BCHW: Tensor,
+        mask_BN: Tensor,
+        keep_LB2R: Tensor | None,
+        num_masked: int | None,
+    ) -> Tensor:
         return self.logits_V.expand(int(mask_BN.sum()), -1)
 
 

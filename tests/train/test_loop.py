@@ -143,10 +143,10 @@ def test_accumulated_micro_batches_are_the_rows_of_the_global_batch() -> None:
 def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(bad: float) -> None:
     """Also between two lines: a checkpoint is never one of lost weights."""
     run = _Run([1.0, 1.0, 1.0, bad, 1.0, 1.0])
-    with pytest.raises(UserError, match=r"not finite at update 4: loss.*lower train\.lr"):
+    with pytest.raises(UserError, match=r"not finite at update 4: grad_norm.*lower train\.lr"):
         run(log_every=100, hooks=(run.hook(2, "save"),))
     assert [entry for entry in run.log if entry[0] == "save"] == [("save", 2)]
-    assert run.log[-1] == ("closed", 4)  # so that the message does not stand above the bar
+    assert run.log[-1] == ("closed", 3)  # so that the message does not stand above the bar
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run() -> None:

@@ -96,3 +96,16 @@ def test_tensorboard_gets_the_numbers_that_the_lines_have(tmp_path: Path) -> Non
     recorder.close()
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 0.125), (2, 0.25)]
+
+
+def test_a_run_that_only_misses_its_end_has_no_measurement_twice(tmp_path: Path) -> None:
+    """It measures again, because the summary's numbers were lost with the process."""
+    recorder = Recorder(tmp_path, start=0, steps=2, tensorboard=False)
+    for step in (1, 2):
+        for kind in ("train", "heldout", "checkpoint"):
+            recorder.write(step, {"loss": 0.5}, kind=kind)
+    recorder.close()
+    Recorder(tmp_path, start=2, steps=2, tensorboard=False).close()
+    assert [(line["step"], line["kind"]) for line in _lines(tmp_path)] == [
+        (1, "train"), (1, "heldout"), (1, "checkpoint"), (2, "train"), (2, "checkpoint"),
+    ]  # fmt: skip

@@ -2,15 +2,11 @@
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-from tqdm import tqdm
 
 from mimkit.cli._arguments import output_file
 from mimkit.cli._folder import Subparsers
+from mimkit.cli._progress import bars
 from mimkit.errors import UserError
 
 _EPILOG = """
@@ -66,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mimkit.audit.shards import examine
     from mimkit.audit.shards_text import say
 
-    with _bars() as progress:
+    with bars() as progress:
         report = examine(
             arguments.shards,
             against=arguments.against,
@@ -99,23 +95,3 @@ def _check(arguments: argparse.Namespace) -> None:
         above = (batch // ranks + 1) * ranks
         raise UserError(f"--batch {batch} does not divide into --ranks {ranks}; set --batch to "
                         f"{above}, or change --ranks")  # fmt: skip
-
-
-@contextmanager
-def _bars() -> "Iterator[Callable[[str, int, int], None]]":
-    """One bar for each stage, on stderr, gone when it is done."""
-    bars: dict[str, Any] = {}
-
-    def progress(stage: str, done: int, total: int) -> None:
-        if stage not in bars:
-            for bar in bars.values():
-                bar.close()
-            bars[stage] = tqdm(total=total, desc=stage, unit=stage.removesuffix("s"), leave=False,
-                               delay=1, disable=None)  # fmt: skip
-        bars[stage].update(done - bars[stage].n)
-
-    try:
-        yield progress
-    finally:
-        for bar in bars.values():
-            bar.close()

@@ -1,10 +1,12 @@
 """DeepSpeed, for one process and for many; the only importer of deepspeed."""
 
-import json
+import contextlib
 import logging
+import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +14,31 @@ import torch
 import torch.distributed as dist
 from pydantic import ValidationError
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from mimkit.errors import UserError
 from mimkit.registry import nearest
-from mimkit.train.runtimes import MOMENTS, RUNTIMES, Runtime, UpdateRule, plain_weights, start_adamw
+from mimkit.train.runtimes import (
+    MOMENTS,
+    RUNTIMES,
+    Runtime,
+    UpdateRule,
+    plain_weights,
+    start_moments,
+)
+from mimkit.train.runtimes._deepspeed_json import (
+    PRINTING,
+    USELESS,
+    check_effect,
+    check_used,
+    read_json,
+)
 
 # Top-level keys of a DeepSpeed JSON that change speed, memory or printing. DeepSpeed ignores a key
 # it does not know, so anything else is refused.
 _PASSED_ON = {
-    "zero_optimization", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
-    "steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "comms_logger",
-    "flops_profiler", "communication_data_type", "prescale_gradients", "gradient_predivide_factor",
-    "disable_allgather", "aio", "timers", "compile", "disable_python_gc",
+    "zero_optimization", "zero_force_ds_cpu_optimizer", *PRINTING, "communication_data_type",
+    "prescale_gradients", "gradient_predivide_factor", "aio", "disable_python_gc",
 }  # fmt: skip
 _OURS = {
     "optimizer": "train.lr, train.weight_decay, train.betas and train.eps",
@@ -36,6 +51,9 @@ _OURS = {
     "checkpoint": "output.checkpoint_every: mimkit writes its own checkpoints",
     "elasticity": "nothing: any number of ranks that divides the batch can continue a run",
 }
+
+
+_NEVER = 1_000_000_000  # steps
 
 
 def _single_process_environment() -> None:
@@ -57,7 +75,7 @@ def _own_settings(rule: UpdateRule, world: int) -> dict[str, Any]:
         "zero_optimization": {"stage": rule.zero_stage, "reduce_bucket_size": 50_000_000,
                               "allgather_bucket_size": 50_000_000},
         "torch_autocast": {"enabled": rule.bf16, "dtype": "bfloat16"},
-        "steps_per_print": 1_000_000_000,
+        "steps_per_print": _NEVER,
     }  # fmt: skip
 
 
@@ -90,7 +108,7 @@ def _merge_user(ours: dict[str, Any], user: dict[str, Any], file: Path, prefix: 
             )
 
 
-def deepspeed_settings(rule: UpdateRule, *, world: int) -> dict[str, Any]:
+def deepspeed_settings(rule: UpdateRule, *, world: int, on_cpu: bool = False) -> dict[str, Any]:
     """The dictionary DeepSpeed is started with: ours, with the user's JSON passed on as it is.
 
     Raises:
@@ -100,16 +118,11 @@ def deepspeed_settings(rule: UpdateRule, *, world: int) -> dict[str, Any]:
     if rule.deepspeed_config is None:
         return ours
     file = rule.deepspeed_config
-    try:
-        user = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"engine.deepspeed_config: cannot read {file}: {error}") from error
-    if not isinstance(user, dict):
-        raise UserError(f"engine.deepspeed_config: {file} holds no JSON object")
+    user = read_json(file)
     for key in user:
         if key in _OURS:
             raise UserError(f"{file} has '{key}', which mimkit sets itself; use {_OURS[key]}")
-        if key not in _PASSED_ON and key not in ours:
+        if key not in _PASSED_ON | ours.keys() | USELESS.keys():
             known = sorted(_PASSED_ON | set(ours))
             raise UserError(
                 f"{file} has '{key}', which DeepSpeed would ignore or mimkit does not support."
@@ -117,7 +130,14 @@ def deepspeed_settings(rule: UpdateRule, *, world: int) -> dict[str, Any]:
             )
     _merge_user(ours, user, file)
     _check_zero(ours["zero_optimization"], file)
+    check_effect(user, stage=rule.zero_stage, on_cpu=on_cpu, file=file)
     return ours
+
+
+def _group(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Of an optimizer; at stage 1 and above its parameters are flat shards of this rank."""
+    numbers = {key: value for key, value in group.items() if key != "params"}
+    return {**numbers, "elements": sum(p.numel() for p in group["params"])}
 
 
 def _check_zero(settings: dict[str, Any], file: Path) -> None:
@@ -133,9 +153,13 @@ def _check_zero(settings: dict[str, Any], file: Path) -> None:
 
 @RUNTIMES.register
 class DeepSpeedRuntime(Runtime):
-    """ZeRO stages 0-3 on gloo or nccl, under `deepspeed`, `torchrun` or no launcher."""
+    """ZeRO stages 0-3 on gloo or nccl, under `deepspeed`, `torchrun` or no launcher.
 
-    def __init__(self) -> None:
+    Args:
+        timeout: minutes that a rank waits for the others before it says so and ends.
+    """
+
+    def __init__(self, *, timeout: float = 30) -> None:
         # torch 2.14 deprecates collectives that ZeRO still calls; the user can do nothing about it
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         if not torch.cuda.is_available():
@@ -150,7 +174,7 @@ class DeepSpeedRuntime(Runtime):
             # init would compile an op that only inference uses: a minute and a compiler
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         try:
-            deepspeed.init_distributed(verbose=False)
+            deepspeed.init_distributed(verbose=False, timeout=timedelta(minutes=timeout))
         except dist.DistNetworkError as error:
             raise UserError(
                 f"the ranks cannot meet at port {os.environ.get('MASTER_PORT')}: another job uses "
@@ -165,53 +189,79 @@ class DeepSpeedRuntime(Runtime):
         if get_accelerator().device_name() != "cpu":
             get_accelerator().set_device(self.local_rank)
         self.device = torch.device(get_accelerator().current_device_name())
+        # what ranks tell each other every update must not wait for a GPU
+        on_gpu = self.device.type != "cpu" and self.world > 1
+        self._between_cpus: Any = dist.new_group(backend="gloo") if on_gpu else None
 
     def check(self, rule: UpdateRule) -> None:
-        deepspeed_settings(rule, world=self.world)
+        self._settings_for(rule)
 
-    def prepare(self, model: nn.Module, optimizer: torch.optim.AdamW, rule: UpdateRule) -> None:
-        self._settings = deepspeed_settings(rule, world=self.world)
+    def _settings_for(self, rule: UpdateRule) -> dict[str, Any]:
+        return deepspeed_settings(rule, world=self.world, on_cpu=self.device.type == "cpu")
+
+    def prepare(self, model: nn.Module, optimizer: Optimizer, rule: UpdateRule) -> None:
+        self._settings = self._settings_for(rule)
+        if any(self._settings.get(key) not in (None, False, _NEVER) for key in PRINTING):
+            self._deepspeed.utils.logger.setLevel(logging.INFO)  # it prints by its logger
         self._stage = self._settings["zero_optimization"]["stage"]
+        if self._stage and not isinstance(optimizer, torch.optim.AdamW):
+            raise UserError(
+                f"engine.zero_stage={self._stage} cuts weights into flat pieces, but "
+                f"{type(optimizer).__name__} needs them whole (it looks at the norm of each); set "
+                "engine.zero_stage=0, or choose adamw"
+            )
         self._trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._engine: Any = self._deepspeed.initialize(
             model=model, optimizer=optimizer, config=self._settings, dist_init_required=False
         )[0]
-        self.model = self._engine
-        self._adamw = optimizer
-        self._start_adamw(updates=0)
+        self.module, self.model = model, self._engine
+        self._optimizer = optimizer
+        used = self.effective_settings()["used"]
+        check_used(self._settings, used, version=self._deepspeed.__version__)
+        self._start_moments(updates=0)
 
-    def _start_adamw(self, *, updates: int) -> None:
+    def _start_moments(self, *, updates: int) -> None:
         """State for what the stage really optimizes: parameters, or flat shards of them.
 
         torch makes it in the first step, which is too late to restore into, and lets stages 1
         and 2 link only the first group's.
         """
         if self._stage == 0:
-            start_adamw(self._adamw, list(self._trained.values()), updates=updates)
+            start_moments(self._optimizer, list(self._trained.values()), updates=updates)
             return
         zero = self._engine.optimizer
         if self._stage == 3:
-            start_adamw(self._adamw, zero.fp32_partitioned_groups_flat, updates=updates)
+            start_moments(self._optimizer, zero.fp32_partitioned_groups_flat, updates=updates)
             return
-        start_adamw(self._adamw, zero.single_partition_of_fp32_groups, updates=updates)
+        start_moments(self._optimizer, zero.single_partition_of_fp32_groups, updates=updates)
         zero._hp_optimizer_states_linked = False
         zero._lazy_init_hp_params_optimizer_state()
 
     def backward(self, loss: Tensor) -> None:
         self._engine.backward(loss)
-        if self._engine.is_gradient_accumulation_boundary():
-            self.grad_norm = self._norm_before_step()
+        updates = self._engine.is_gradient_accumulation_boundary()
+        if updates and not self._stage:
+            self._look_before_step()
         self._engine.step()
-        norm = self._engine.get_global_grad_norm()
-        if self._stage and norm is not None:  # -1 is its word for a norm that is not finite
-            self.grad_norm = torch.as_tensor(float(norm) if norm >= 0 else float("nan"))
+        if updates and self._stage:
+            self._look_after_step()
+        elif updates and not self.applied:
+            self._engine.set_gradient_accumulation_boundary(None)  # it counts again by itself
+            self._engine.zero_grad()
 
-    def _norm_before_step(self) -> Tensor | None:
-        """Stage 0 clips and forgets the norm; the others tell it after the step."""
-        if self._stage:
-            return self.grad_norm
+    def _look_before_step(self) -> None:
+        """Stage 0 clips and forgets the norm, and steps with whatever it is."""
         gradients = [p.grad for p in self._trained.values() if p.grad is not None]
-        return nn.utils.get_total_norm(gradients)
+        self.grad_norm = nn.utils.get_total_norm(gradients)
+        self.applied = math.isfinite(self.grad_norm)
+        if not self.applied:
+            self._engine.set_gradient_accumulation_boundary(False)  # then `step` only counts
+
+    def _look_after_step(self) -> None:
+        """The other stages tell the norm after the step, which they leave out where it is inf."""
+        self.applied = self._engine.was_step_applied()
+        norm = float(self._engine.get_global_grad_norm()) if self.applied else math.nan
+        self.grad_norm = torch.tensor(norm)
 
     def weights(self) -> dict[str, Tensor]:
         if self._stage < 3:
@@ -226,14 +276,14 @@ class DeepSpeedRuntime(Runtime):
         for name, parameter in self._trained.items():
             for key in MOMENTS:
                 if self._stage == 0:
-                    whole = self._adamw.state[parameter][key]
+                    whole = self._optimizer.state[parameter][key]
                 else:
                     whole = safe_get_full_optimizer_state(parameter, key)
                 found[f"{name}/{key}"] = whole.detach().float().cpu().clone()
         return found
 
     def restore(self, moments: Mapping[str, Tensor], *, updates: int) -> None:
-        self._start_adamw(updates=updates)
+        self._start_moments(updates=updates)
         for name, parameter in self._trained.items():
             for key in MOMENTS:
                 self._set_moment(parameter, moments[f"{name}/{key}"].to(self.device), key)
@@ -242,18 +292,58 @@ class DeepSpeedRuntime(Runtime):
         from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
 
         if self._stage == 0:
-            self._adamw.state[parameter][key].copy_(value)
+            self._optimizer.state[parameter][key].copy_(value)
         elif self._stage < 3:
             safe_set_full_optimizer_state(parameter, value, key)
         else:  # the setter of whole tensors fails where the last rank's shard is padded
-            shard = parameter.ds_tensor.ds_numel
-            padded = nn.functional.pad(value.flatten(), (0, shard * self.world - value.numel()))
-            safe_set_local_optimizer_state(parameter, padded[shard * self.rank :][:shard], key)
+            safe_set_local_optimizer_state(parameter, self._shard(parameter, value), key)
+
+    def _shard(self, parameter: Any, whole: Tensor) -> Tensor:
+        """This rank's of a tensor that ZeRO stage 3 holds as `parameter`."""
+        size = parameter.ds_tensor.ds_numel
+        padded = nn.functional.pad(whole.flatten(), (0, size * self.world - whole.numel()))
+        return padded[size * self.rank :][:size]
+
+    def parts(self) -> dict[str, Tensor]:
+        sharded = self._stage == 3
+        return {name: parameter.ds_tensor.data if sharded else parameter.data  # type: ignore[attr-defined]
+                for name, parameter in self._trained.items()}  # fmt: skip
+
+    def part_of(self, name: str, whole: Tensor) -> Tensor:
+        parameter: Any = self._trained[name]
+        if self._stage == 3:
+            part = self._shard(parameter, whole)
+            return part.to(parameter.ds_tensor.device, torch.float32, copy=True)
+        return whole.to(parameter.device, torch.float32, copy=True)
+
+    @contextlib.contextmanager
+    def writing_parts(self) -> Iterator[None]:
+        """Stage 3 keeps small parameters whole, and others for a while: those are made anew."""
+        if self._stage < 3:
+            yield
+            return
+        zero = self._engine.optimizer
+        zero._partition_all_parameters()
+        yield
+        if zero.persistent_parameters:
+            zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
 
     def sum(self, tensor: Tensor) -> Tensor:
         if self.world > 1:
             dist.all_reduce(tensor)
         return tensor
+
+    def any(self, flag: bool) -> bool:
+        if self.world == 1:
+            return flag
+        votes = torch.tensor(int(flag))
+        dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._between_cpus)
+        return bool(votes)
+
+    def gather(self, value: Any) -> list[Any]:
+        box: list[Any] = [None] * self.world
+        dist.all_gather_object(box, value)
+        return box
 
     def from_rank_0(self, value: Any) -> Any:
         box = [value]
@@ -261,7 +351,30 @@ class DeepSpeedRuntime(Runtime):
         return box[0]
 
     def effective_settings(self) -> dict[str, Any]:
-        return {"runtime": "deepspeed", "world_size": self.world, "deepspeed": self._settings}
+        """Given: what DeepSpeed was started with. Used: what it says itself that it runs with."""
+        engine = self._engine
+        used = {
+            "train_batch_size": engine.train_batch_size(),
+            "train_micro_batch_size_per_gpu": engine.train_micro_batch_size_per_gpu(),
+            "gradient_accumulation_steps": engine.gradient_accumulation_steps(),
+            "gradient_clipping": engine.gradient_clipping(),
+            "zero_optimization": engine._config.zero_config.model_dump(mode="json"),
+            "torch_autocast": {"enabled": engine.torch_autocast_enabled(),
+                               "dtype": str(engine.torch_autocast_dtype()).split(".")[-1]},
+            "communication_dtype": str(engine.communication_data_type),
+            "prescale_gradients": not engine.postscale_gradients(),
+            "gradient_predivide_factor": engine.gradient_predivide_factor(),
+            "scheduler": engine.lr_scheduler and type(engine.lr_scheduler).__name__,
+            "engine_optimizer": type(engine.optimizer).__name__,
+            "optimizer": type(engine.basic_optimizer).__name__,
+            "groups": [_group(group) for group in engine.basic_optimizer.param_groups],
+        }  # fmt: skip
+        return {"runtime": "deepspeed", "world_size": self.world, "given": self._settings,
+                "used": used}  # fmt: skip
+
+    def _parts_are_new(self) -> None:
+        if self._stage:
+            self._engine.optimizer.refresh_fp32_params()
 
     def close(self) -> None:
         dist.barrier()

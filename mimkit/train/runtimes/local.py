@@ -1,14 +1,23 @@
 """Plain PyTorch in one process: what the DeepSpeed runtime is compared with."""
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from mimkit.errors import UserError
-from mimkit.train.runtimes import MOMENTS, RUNTIMES, Runtime, UpdateRule, plain_weights, start_adamw
+from mimkit.train.runtimes import (
+    MOMENTS,
+    RUNTIMES,
+    Runtime,
+    UpdateRule,
+    plain_weights,
+    start_moments,
+)
 
 
 class _Autocast(nn.Module):
@@ -26,9 +35,9 @@ class _Autocast(nn.Module):
 
 @RUNTIMES.register
 class LocalRuntime(Runtime):
-    """One process, one device."""
+    """One process, one device; there is nobody to wait for."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, timeout: float = 30) -> None:
         world = int(os.environ.get("WORLD_SIZE", "1"))
         if world > 1:
             raise UserError(
@@ -39,12 +48,12 @@ class LocalRuntime(Runtime):
         self.world = self.local_world = 1
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    def prepare(self, model: nn.Module, optimizer: torch.optim.AdamW, rule: UpdateRule) -> None:
-        self._model = model.to(self.device)
-        self.model = _Autocast(self._model, self.device, bf16=rule.bf16)
+    def prepare(self, model: nn.Module, optimizer: Optimizer, rule: UpdateRule) -> None:
+        self.module = model.to(self.device)
+        self.model = _Autocast(self.module, self.device, bf16=rule.bf16)
         self._optimizer, self._rule, self._calls = optimizer, rule, 0
         self._trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        start_adamw(optimizer, list(self._trained.values()), updates=0)
+        start_moments(optimizer, list(self._trained.values()), updates=0)
 
     def backward(self, loss: Tensor) -> None:
         (loss / self._rule.accumulation).backward()  # type: ignore[no-untyped-call]
@@ -53,11 +62,13 @@ class LocalRuntime(Runtime):
             return
         limit = self._rule.clip_grad or float("inf")
         self.grad_norm = nn.utils.clip_grad_norm_(self._trained.values(), limit)
-        self._optimizer.step()
+        self.applied = math.isfinite(self.grad_norm)
+        if self.applied:
+            self._optimizer.step()
         self._optimizer.zero_grad()
 
     def weights(self) -> dict[str, Tensor]:
-        return plain_weights(self._model)
+        return plain_weights(self.module)
 
     def moments(self) -> dict[str, Tensor]:
         return {
@@ -67,16 +78,28 @@ class LocalRuntime(Runtime):
         }
 
     def restore(self, moments: Mapping[str, Tensor], *, updates: int) -> None:
-        start_adamw(self._optimizer, list(self._trained.values()), updates=updates)
+        start_moments(self._optimizer, list(self._trained.values()), updates=updates)
         for name, parameter in self._trained.items():
             for key in MOMENTS:
                 self._optimizer.state[parameter][key].copy_(moments[f"{name}/{key}"])
 
+    def parts(self) -> dict[str, Tensor]:
+        return {name: parameter.data for name, parameter in self._trained.items()}
+
+    def part_of(self, name: str, whole: Tensor) -> Tensor:
+        return whole.to(self._trained[name], copy=True)
+
     def sum(self, tensor: Tensor) -> Tensor:
         return tensor
 
+    def any(self, flag: bool) -> bool:
+        return flag
+
     def from_rank_0(self, value: Any) -> Any:
         return value
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
 
     def effective_settings(self) -> dict[str, Any]:
         return {"runtime": "local", "bf16": self._rule.bf16, "clip_grad": self._rule.clip_grad}

@@ -1,0 +1,132 @@
+"""kill -9: in training at random moments, and in saving, at random and after every call."""
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from mimkit.drills import Drill
+from mimkit.drills._runs import Bench, BrokenPromiseError, expect, expect_equal
+from mimkit.train import checkpoint
+
+_LARGE, _SMALL = 1 << 19, 1 << 10  # numbers in each tensor: 2 MiB, so that writing takes a while
+_CALLS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree")
+
+
+def in_training(bench: Bench) -> str:
+    """At any moment from the first import to the summary."""
+    moments = []
+    for number in range(bench.kills):
+        run = bench.new_folder(f"killed-{number}")
+        process = bench.start(run)[0]
+        time.sleep(bench.draw.uniform(0, bench.seconds))
+        process.send(signal.SIGKILL)
+        moments.append(process.wait(30))
+        try:
+            bench.finish(run)
+            expect_equal(run, bench.undisturbed)
+        except BrokenPromiseError as error:
+            raise BrokenPromiseError(f"kill {number + 1} of {bench.kills}: {error}") from error
+        shutil.rmtree(run)
+    killed = moments.count(-signal.SIGKILL)
+    return f"{bench.kills} runs, {killed} of them killed before their end, all equal"
+
+
+def _state(updates: int, size: int) -> checkpoint.Checkpoint:
+    weights = {"a": torch.full((size,), float(updates)), "b": torch.full((size,), 0.5)}
+    return checkpoint.Checkpoint(updates, updates * 8, weights, {"a/exp_avg": weights["a"] * 2})
+
+
+def _save_in_child(folder: Path, size: int, before: Callable[[], None] = lambda: None) -> int:
+    """Saves checkpoints 2 and 3 in a process of its own, which is returned; the first goes."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 99
+    try:
+        before()
+        for updates in (2, 3):
+            checkpoint.save(folder, _state(updates, size), keep=2)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _expect_loadable(folder: Path, size: int) -> None:
+    newest = checkpoint.newest_sound(folder)
+    expect(newest.path is not None, "no checkpoint is left")
+    expect(not newest.passed_over, f"a damaged one is left: {newest.passed_over}")
+    assert newest.path is not None
+    found, made = checkpoint.load(newest.path), _state(checkpoint.updates_of(newest.path), size)
+    same = all(torch.equal(found.weights[n], made.weights[n]) for n in made.weights)
+    expect(same and found.position == made.position, f"{newest.path.name} holds something else")
+    checkpoint.save(folder, _state(9, size), keep=2)  # what was left does not stand in the way
+    expect(checkpoint.newest_sound(folder).path == folder / "step-00000009", "saving fails after")
+    left = [path.name for path in folder.iterdir() if path.name.startswith(".")]
+    expect(not left, f"rests stay: {left}")
+
+
+def _fresh(bench: Bench, size: int) -> Path:
+    folder = bench.new_folder("saving")
+    checkpoint.save(folder, _state(1, size), keep=2)
+    return folder
+
+
+def in_saving(bench: Bench) -> str:
+    folder = _fresh(bench, _LARGE)
+    started = time.perf_counter()
+    os.waitpid(_save_in_child(folder, _LARGE), 0)
+    whole, killed = time.perf_counter() - started, 0
+    for _ in range(bench.save_kills):
+        shutil.rmtree(folder)
+        folder = _fresh(bench, _LARGE)
+        pid = _save_in_child(folder, _LARGE)
+        time.sleep(bench.draw.uniform(0, whole))
+        os.kill(pid, signal.SIGKILL)
+        killed += os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+        _expect_loadable(folder, _LARGE)
+    shutil.rmtree(folder)
+    return f"{bench.save_kills} times, {killed} before the end, all loadable"
+
+
+def after_every_call(bench: Bench) -> str:
+    """Python tells of every call that touches the disk before it is made; die at the n-th one."""
+    number = 0
+    while True:
+        folder = _fresh(bench, _SMALL)
+        pid = _save_in_child(folder, _SMALL, partial(_die_at, number, folder))
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        _expect_loadable(folder, _SMALL)
+        shutil.rmtree(folder)
+        if code == 0:
+            return f"at each of {number} calls, all loadable"
+        expect(code == -signal.SIGKILL, f"saving ended with code {code}")
+        number += 1
+
+
+def _die_at(number: int, folder: Path) -> None:
+    left = number
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal left
+        if event not in _CALLS or not any(str(folder) in str(word) for word in arguments):
+            return
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+
+    sys.addaudithook(hook)
+
+
+_EQUAL = "the same command continues to a run equal bit for bit"
+DRILLS = [
+    Drill("kill -9 in training", _EQUAL, in_training),
+    Drill("kill -9 in saving", "the newest checkpoint is whole", in_saving),
+    Drill("kill -9 at every call of saving", "the newest checkpoint is whole", after_every_call),
+]

@@ -1,0 +1,26 @@
+"""What a run's time goes into besides its updates."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Stopwatch:
+    """Seconds by name, and how often each was measured."""
+
+    def __init__(self) -> None:
+        self._laps: dict[str, list[float]] = {}
+
+    @contextmanager
+    def lap(self, name: str) -> Iterator[None]:
+        """Adds what is inside to `name`, if it comes to its end."""
+        started = time.perf_counter()
+        yield
+        self._laps.setdefault(name, []).append(time.perf_counter() - started)
+
+    def numbers(self) -> dict[str, dict[str, float]]:
+        """Name -> how often, and seconds in all."""
+        return {
+            name: {"times": len(laps), "seconds": round(sum(laps), 3)}
+            for name, laps in self._laps.items()
+        }
