@@ -63,6 +63,7 @@ def process_context(*, cuda: bool, engine: str) -> ForkServerContext | SpawnCont
     """
     if cuda:
         return multiprocessing.get_context("spawn")
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed warns that it looked for others
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*_PRELOADED, *([engine] if engine != "local" else [])])
     return context

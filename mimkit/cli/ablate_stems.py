@@ -71,11 +71,9 @@ def _config_file(arguments: argparse.Namespace) -> Path:
 
 def _run(study: StudyConfig, arguments: argparse.Namespace) -> int:
     from mimkit.ablation.machine import machine_slots
-    from mimkit.ablation.optional import load_jinja2
     from mimkit.ablation.self_test import self_test
     from mimkit.ablation.study import prepare, report_study, run_study
 
-    load_jinja2()  # now, and not after hours
     slots = machine_slots(jobs=arguments.jobs, ranks=arguments.ranks,
                           visible=os.environ.get("CUDA_VISIBLE_DEVICES"))  # fmt: skip
     if arguments.self_test:

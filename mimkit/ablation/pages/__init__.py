@@ -1,4 +1,4 @@
-"""The report as one HTML page, Markdown and CSV; drawn by jinja2 (extra `report`)."""
+"""The report as one HTML page, Markdown and CSV; drawn by jinja2."""
 
 import base64
 import csv
@@ -9,7 +9,6 @@ from typing import Any
 
 from PIL import Image
 
-from mimkit.ablation.optional import load_jinja2
 from mimkit.ablation.plots import diagrams
 from mimkit.ablation.report import Record, save_record
 from mimkit.ablation.tables import (
@@ -81,7 +80,8 @@ def _in_order(record: Record) -> list[str]:
 
 
 def _render(template: str, context: dict[str, Any]) -> str:
-    jinja2 = load_jinja2()
+    import jinja2
+
     html = template.endswith(".html.j2")
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
