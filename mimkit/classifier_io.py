@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mimkit import __version__
-from mimkit.encoder_io import load_encoder
+from mimkit.encoder_io import existing, load_encoder
 from mimkit.errors import UserError
 from mimkit.export._pretrained import Normalisation, save_encoder
 from mimkit.export._recipe import encoder_recipe, rebuilt, stem_recipe
@@ -71,7 +71,7 @@ def load_classifier(path: str | Path) -> Classifier:
     Raises:
         UserError: it is none of these, holds a delta only, or is damaged.
     """
-    folder = finetuned_folder(Path(path))
+    folder = finetuned_folder(existing(Path(path)))
     if folder is None:
         raise UserError(
             f"{path} holds no finetuned model (no {HEAD}); give a run folder of tools/finetune.py"
@@ -154,7 +154,7 @@ def merged(path: Path, base: Weights, *, base_name: str) -> Classifier:
     Raises:
         UserError: there is no delta, or it belongs to another encoder.
     """
-    folder = finetuned_folder(path)
+    folder = finetuned_folder(existing(path))
     if folder is None or not (folder / DELTA).exists():
         raise UserError(f"{path} holds no {DELTA}; give the folder of a finetuning that was run "
                         "with output.delta=true")  # fmt: skip

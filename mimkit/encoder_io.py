@@ -42,13 +42,18 @@ def load_encoder(path: str | Path, *, image_size: Size | None = None) -> Pretrai
         UserError: it is none of these, is damaged, or a newer mimkit wrote it. Pickles are never
             read.
     """
-    if not Path(path).exists():
-        raise UserError(f"there is no {path}; give a run folder, a checkpoint or an exported file")
-    encoder = _read(Path(path))
+    encoder = _read(existing(Path(path)))
     if image_size is None:
         return encoder
     model = at_size(encoder.image_encoder, image_size, what="image_size is")
     return PretrainedEncoder(model, normalisation=encoder.normalisation, about=encoder.about).eval()
+
+
+def existing(path: Path) -> Path:
+    """`path`; UserError where there is nothing."""
+    if not path.exists():
+        raise UserError(f"there is no {path}; give a run folder, a checkpoint or an exported file")
+    return path
 
 
 def _read(path: Path) -> PretrainedEncoder:
@@ -120,7 +125,7 @@ def load_model(
     run: Path, *, which: checkpoint.Which = "best"
 ) -> tuple[Config, MaskedImageModel, Path]:
     """As `load_run`, with the head and the mask token, of the weights asked for."""
-    folder = run.parent.parent if (run / "state.json").exists() else run
+    folder = run.parent.parent if (existing(run) / "state.json").exists() else run
     if not (folder / "config.yaml").exists():
         raise UserError(
             f"{run} is no run folder: it has no config.yaml. Give the folder that "

@@ -54,7 +54,8 @@ def run(config: FinetuneConfig, *, started_at: float) -> RunFolder:
     start = load_start(config)
     session = Session(config, views=None, bf16=build.use_bf16(config.engine), started_at=started_at)
     if not session.folder.finished:
-        _Finetuning(config, start, session).run()
+        with session.tidy():
+            _Finetuning(config, start, session).run()
     return session.folder
 
 
@@ -128,12 +129,16 @@ class _Finetuning:
         session.close()
         if session.is_first:
             session.finish()
-            print(report(session.summary, session.folder.path), flush=True)
+            delta_of = config.init if config.output.delta else None
+            print(report(session.summary, session.folder.path, delta_of=delta_of), flush=True)
 
     def _notes(self) -> list[str]:
         """What was done to the encoder, and images of the test set that are trained on."""
         notes = list(self.start.notes)
-        train = self.session.data.train
+        train, heldout = self.session.data.train, self.session.data.heldout
+        if self.test is not None and heldout is not None and self.test.digest == heldout.digest:
+            notes.append("data.test are the images of data.heldout, by which the best weights are "
+                         "chosen: their score flatters a little")  # fmt: skip
         if self.test is not None and (shared := shared_images(train, self.test)).same:
             self.session.summary["test_images_trained_on"] = shared.estimate
             notes.append(

@@ -72,6 +72,11 @@ def _read(path: Path) -> Start:
             f"init={path} is a link, which moves with every new run, this one too; name the folder "
             f"it points at: init={path.parent / path.readlink()}"
         )
+    if not path.exists():
+        raise UserError(
+            f"init={path} is not there; give the run folder of a pretraining, an exported encoder "
+            "or published weights, or init=null to train from scratch"
+        )
     folder = finetuned_folder(path)
     encoder = load_encoder(path)
     weights = {name: value.clone() for name, value in encoder.image_encoder.state_dict().items()}

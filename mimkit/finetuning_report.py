@@ -7,9 +7,20 @@ from typing import Any
 _NAMES = {"mlp": "ffn"}  # kinds of `mimkit.models.roles`, as train.roles calls them
 
 
-def report(summary: dict[str, Any], folder: Path) -> str:
-    """The last lines of a run."""
-    return "\n".join(["", *_lines(summary, folder)])
+def report(summary: dict[str, Any], folder: Path, *, delta_of: str | None) -> str:
+    """The last lines of a run.
+
+    Args:
+        delta_of: `init`, where the best weights are kept as what differs from it.
+    """
+    return "\n".join(["", *_lines(summary, folder), _next(folder, delta_of)])
+
+
+def _next(folder: Path, delta_of: str | None) -> str:
+    if delta_of is None:
+        return f'Next: mimkit evaluate {folder} DATA; mimkit.load_encoder("{folder}")'
+    return (f"Next: mimkit merge {folder} {delta_of} OUT; then mimkit evaluate OUT DATA; "
+            'mimkit.load_encoder("OUT")')  # fmt: skip
 
 
 def _lines(s: dict[str, Any], folder: Path) -> Iterator[str]:
@@ -30,7 +41,6 @@ def _lines(s: dict[str, Any], folder: Path) -> Iterator[str]:
         yield f"WARNING: about {found} of the test images were trained on."
     yield (f"Everything is in {folder}: summary.json, metrics.jsonl, checkpoints/, and the best "
            "weights in best/.")  # fmt: skip
-    yield f'Next: mimkit evaluate {folder} DATA; mimkit.load_encoder("{folder}")'
 
 
 def _scores(s: dict[str, Any]) -> Iterator[str]:

@@ -70,8 +70,9 @@ def run(config: Config, *, started_at: float) -> RunFolder:
         started_at=started_at,
     )
     if not session.folder.finished:
-        check_online(config, session.data.train, session.data.heldout)
-        Pretraining(config, parts, session).run()
+        with session.tidy():
+            check_online(config, session.data.train, session.data.heldout)
+            Pretraining(config, parts, session).run()
     return session.folder
 
 

@@ -128,6 +128,13 @@ def lock(run: RunFolder) -> Lock:
     return held
 
 
+def remove_if_empty(run: RunFolder) -> None:
+    """What a start that was refused has made: a folder with nothing but the lock in it."""
+    if [file.name for file in run.path.iterdir()] == [".lock"]:
+        (run.path / ".lock").unlink()
+        run.path.rmdir()
+
+
 def changed_settings(run: RunFolder, config: BaseModel) -> list[str]:
     """`output.log_every: 10 -> 2`: where the run's own configuration differs, which changes no
     number of it."""

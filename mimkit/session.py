@@ -6,7 +6,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -551,6 +551,16 @@ class Session:
             self.average.set(before.average)
         self._ahead += (done - before.updates) * self.plan.batch_size
         return before.updates
+
+    @contextmanager
+    def tidy(self) -> Iterator[None]:
+        """Around all that a run does: a start that is refused leaves no empty folder behind."""
+        try:
+            yield
+        finally:
+            if self._lock is not None:
+                with suppress(OSError):  # it must not hide what the start was refused for
+                    runs.remove_if_empty(self.folder)
 
     def close(self) -> None:
         """Ends the engine; afterwards ranks work on their own."""

@@ -24,7 +24,9 @@ def refuse_what_does_nothing(config: TokenizerConfig, *, what: str, zero_3: str)
         raise UserError(
             f"{zero_3}, which ZeRO stage 3 does not keep; set engine.zero_stage to 0, 1 or 2"
         )
-    for name, off in (("activation_checkpointing", False), ("token_bank", None)):
+    for name, off in (
+        ("activation_checkpointing", False), ("compile", False), ("token_bank", None),
+    ):  # fmt: skip
         if getattr(config.engine, name) != off:
             said = "false" if off is False else "null"
             raise UserError(f"engine.{name} does nothing for {what}; set it to {said}")

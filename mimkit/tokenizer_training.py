@@ -63,7 +63,8 @@ def run(config: DvaeConfig, *, started_at: float) -> RunFolder:
     views = config.data.model_copy(update={"image_size": config.data.token_size})
     session = Session(config, views=views, bf16=False, started_at=started_at)
     if not session.folder.finished:
-        _TokenizerTraining(config, _Trainee(dvae), session).run()
+        with session.tidy():
+            _TokenizerTraining(config, _Trainee(dvae), session).run()
     return session.folder
 
 
@@ -81,8 +82,6 @@ def _check(config: DvaeConfig) -> None:
             f"ZeRO stage {config.engine.zero_stage} keeps copies; set engine.zero_stage=0, or "
             "objective.revive=0"
         )
-    if config.engine.compile:
-        raise UserError("engine.compile does nothing for a dVAE; set it to false")
     if config.train.ema is not None:
         raise UserError("a dVAE has an average of its own: set objective.ema, and train.ema=null")
     refuse_other_sizes(config, patch=DOWNSAMPLING, whose="")

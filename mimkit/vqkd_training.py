@@ -51,7 +51,8 @@ def run(config: VqkdConfig, *, started_at: float) -> RunFolder:
     bf16 = build.use_bf16(config.engine)
     session = Session(config, views=views, bf16=bf16, started_at=started_at)
     if not session.folder.finished:
-        _VqkdTraining(config, teacher, trainee, session).run()
+        with session.tidy():
+            _VqkdTraining(config, teacher, trainee, session).run()
     return session.folder
 
 

@@ -145,6 +145,7 @@ def test_what_cannot_be_is_refused(
     data = shards.heldout
     assert "give a finetuned MODEL and DATA" in _refused(capsys)
     assert "holds no finetuned model" in _refused(capsys, tmp_path, data)
+    assert "there is no nowhere; give a run folder" in _refused(capsys, "nowhere", data)
     said = _refused(capsys, model, data, "--set", "cifar10")
     assert "CIFAR-10, test has 10 classes, and these shards have 4" in said
     assert "Did you mean 'cifar10'" in _refused(capsys, model, data, "--set", "cifar")

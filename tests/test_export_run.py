@@ -264,8 +264,9 @@ def test_what_is_no_run_is_refused_and_nothing_is_written(
     out = tmp_path / "encoder.safetensors"
     assert main(["export", str(folder), str(out)]) == 2
     message = " ".join(capsys.readouterr().err.split())
-    expected = "has no checkpoint yet" if kind == "no checkpoint" else "is no run folder"
-    assert f"{folder} {expected}" in message
+    expected = {"missing": f"there is no {folder}; give a run folder",
+                "no checkpoint": f"{folder} has no checkpoint yet"}  # fmt: skip
+    assert expected.get(kind, f"{folder} is no run folder") in message
     assert not out.exists()
 
 

@@ -252,8 +252,11 @@ def test_ranks_change_nothing(
         assert torch.equal(one.best_BK[:, 0], other.best_BK[:, 0])
 
 
-def test_the_test_set_is_judged_by_the_best_weights(run: Run, shards: Shards) -> None:
+def test_the_test_set_is_judged_by_the_best_weights(
+    run: Run, shards: Shards, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = run(f"data.test={shards.heldout}", "train.lr=1e-2")
+    assert "note: data.test are the images of data.heldout" in capsys.readouterr().out
     summary = _summary(folder)
     assert summary["test_top1"] == summary["best_top1"]  # the same images, the best weights
     kept, tested = load_predictions(folder / "best"), load_predictions(folder / "test")
@@ -296,7 +299,9 @@ def test_a_delta_is_a_part_of_the_size_and_merges_back_exactly(
     run: Run, finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = run("train.roles=attention", out=tmp_path / "a" / "run")
+    capsys.readouterr()
     delta = run("train.roles=attention", "output.delta=true", out=tmp_path / "b" / "run")
+    assert f"Next: mimkit merge {delta} {finished_run} OUT" in capsys.readouterr().out
     files = {path.name: path.stat().st_size for path in (delta / "best").iterdir()}
     assert "model.safetensors" not in files
     size = (plain / "best" / "model.safetensors").stat().st_size
@@ -348,7 +353,7 @@ BAD = {
     "no beginning": (["init=null"], "give init=RUN"),
     "all and more": (["train.roles=[all, norm]"], "all is every role already"),
     "no such role": (["train.roles=mlp"], "train.roles"),
-    "a missing encoder": (["init=nowhere"], "there is no nowhere"),
+    "a missing encoder": (["init=nowhere"], "init=nowhere is not there"),
 }  # fmt: skip
 
 
@@ -362,7 +367,7 @@ def test_bad_settings_are_named_before_training(
     if not any(word.startswith("init=") for word in words):
         base.append(f"init={finished_run}")
     assert expected in _refused([*base, *words], capsys)
-    assert not (tmp_path / "run" / "run.json").exists()
+    assert not (tmp_path / "run").exists()  # nor an empty folder
 
 
 def _relabelled(shards: Shards, folder: Path, classes: list[str]) -> Path:

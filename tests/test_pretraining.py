@@ -459,6 +459,7 @@ def test_a_tokenizers_training_reads_every_setting(
     with mock.patch("torch.cuda.is_available", return_value=False):
         tokenizer_training.run(config, started_at=time.time())
     view = {("DataConfig", name) for name in ENCODERS_VIEW}
+    view |= {("EngineConfig", "matmul")}  # torch multiplies here, which both of its values allow
     assert set(_settings(DvaeConfig)) - read <= view
 
 

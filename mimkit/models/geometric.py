@@ -5,7 +5,6 @@ Apart from `resize`, whose source travels with exports: scipy does not.
 
 import numpy as np
 import torch
-from scipy.interpolate import RectBivariateSpline
 from torch import Tensor
 
 from mimkit.batch import Grid
@@ -27,6 +26,8 @@ def resize_geometric(table_PK: Tensor, *, old: Grid, new: Grid) -> Tensor:
 
 def _geometric(maps_Kyx: Tensor, *, old: Grid, new: Grid) -> Tensor:
     """Cubic splines through the old numbers at their new places, read at every whole offset."""
+    from scipy.interpolate import RectBivariateSpline
+
     if any(after < before for before, after in zip(old, new, strict=True)):
         raise UserError(
             f"model.resize=geometric is BEiT's rule for larger images, and the grid goes from "
