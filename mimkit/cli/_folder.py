@@ -31,6 +31,9 @@ def run_folder(
                for name in sub_verbs(folder)}  # fmt: skip
     for module in modules.values():
         module.add_parser(subparsers)
-    arguments = parser.parse_args(argv)
-    code: int = modules[arguments.what].run(arguments)
-    return code
+    if argv and argv[0] in modules:  # settings may stand between options there
+        arguments = subparsers.choices[argv[0]].parse_intermixed_args(argv[1:])
+        code: int = modules[argv[0]].run(arguments)
+        return code
+    parser.parse_args(argv)  # says what is wrong, or helps
+    raise AssertionError("there is no such sub-verb")

@@ -27,6 +27,7 @@ from mimkit.random import Purpose, generator
 
 Progress = Callable[[int, int], None]
 _A_FEW = 10
+_PATTERN = frozenset("*?[{,:")  # of several files, or of files on a server
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ def _open(src: str | Path, cache_dir: str | Path) -> FolderSource | ShardSource:
     path = Path(src).expanduser()
     if path.is_dir() and not any(path.glob("*.tar*")):
         return FolderSource(folder=path)
+    if not path.exists() and not _PATTERN.intersection(str(src)):
+        raise UserError(f"there is no {src}; give a folder of images, or tars")
     source = ShardSource(shards=str(src), cache_dir=cache_dir, unique=False)
     check_room(source.tars, num=len(source.tars), why="all, since their samples are mixed")
     return source

@@ -45,8 +45,10 @@ def read_dump(path: Path) -> Dump:
     folder = path.parent if path.is_file() else path
     files = sorted(folder.glob("rank-*.json"))
     if not files:
+        below = [*folder.glob("flight/update-*"), *folder.glob("update-*")]
+        here = f". It holds: {', '.join(map(str, sorted(below)))}" if below else ""
         raise UserError(f"{path} is no dump of a flight recorder; expected a folder like "
-                        "RUN/flight/update-00000123 with rank-00000.json in it")  # fmt: skip
+                        f"RUN/flight/update-00000123 with rank-00000.json in it{here}")  # fmt: skip
     stories = [_story(file) for file in files]
     first = stories[0]
     return Dump(

@@ -250,5 +250,5 @@ def test_the_command(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([str(images), str(tmp_path / "out"), "--samples-per-shard", "8"]) == 0
     assert "holds already 20 samples" in capsys.readouterr().out
     shutil.rmtree(images)
-    with pytest.raises(UserError, match="do not exist"):
+    with pytest.raises(UserError, match=f"there is no {images}; give a folder of images, or tars"):
         main([str(images), str(tmp_path / "other")])

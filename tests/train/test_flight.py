@@ -185,7 +185,10 @@ def test_a_replay_names_the_layer_whose_weights_grew_too_large(
     wild = ["train.lr=1e30", "train.warmup=0", "train.clip_grad=0", "stem=linear"]
     assert pretrain([*tiny, *wild, f"output.dir={tmp_path / 'run'}"]) == 2
     capsys.readouterr()
-    assert main(["replay", str(tmp_path / "run" / "flight" / "update-00000002")]) == 0
+    dump = tmp_path / "run" / "flight" / "update-00000002"
+    assert main(["replay", str(tmp_path / "run")]) == 2
+    assert f"It holds: {dump}" in " ".join(capsys.readouterr().err.split())
+    assert main(["replay", str(dump)]) == 0
     found = capsys.readouterr().out
     assert "first not finite: encoder.blocks.0.attns.0.norm" in found
     assert "  sample" not in found  # every sample is hit
