@@ -33,6 +33,7 @@ def run_folder(
         module.add_parser(subparsers)
     if argv and argv[0] in modules:  # settings may stand between options there
         arguments = subparsers.choices[argv[0]].parse_intermixed_args(argv[1:])
+        arguments.what = argv[0]
         code: int = modules[argv[0]].run(arguments)
         return code
     parser.parse_args(argv)  # says what is wrong, or helps
