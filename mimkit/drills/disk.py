@@ -88,7 +88,8 @@ def _small_disk(bench: Bench) -> bool:
         bench.finish(disk / "run")
         expect_equal(disk / "run", bench.undisturbed)
     finally:
-        subprocess.run(["umount", str(disk)], check=False)
+        # lazily: a loader process that is still leaving keeps it busy for a moment
+        subprocess.run(["umount", "--lazy", str(disk)], check=False)
     return True
 
 

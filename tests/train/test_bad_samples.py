@@ -1,6 +1,7 @@
 """Bad samples of all ranks are counted in the exchange of the meters, and all stop or none does."""
 
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from mimkit.errors import UserError
 from mimkit.train.bad_samples import NAME, BadSamples
-from mimkit.train.loop import _means
+from mimkit.train.loop import _Report
 from mimkit.train.metrics import Meter
 
 CPU = torch.device("cpu")
@@ -78,6 +79,8 @@ def test_they_cost_no_exchange_of_their_own() -> None:
     (bad_samples,) = _ranks(1)
     bad_samples.note(3)
     meter.add({"loss": (torch.tensor(6.0), 2)})
-    values = _means(meter, runtime, bad_samples, drawn=1000)  # type: ignore[arg-type]
+    nothing: Any = None  # plan, recorder and policy are for other lines
+    report = _Report(cast(Any, runtime), nothing, nothing, bad_samples, nothing, meter)
+    values = report._means(drawn=1000)
     assert values == {"loss": 2.5, NAME: 5}
     assert shapes == [(2, 2)]
