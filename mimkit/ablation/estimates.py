@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from mimkit import build
 from mimkit.ablation.budgets import ArmCost
 from mimkit.ablation.plan import Plan
-from mimkit.ablation.runner import duration, tasks_of
+from mimkit.ablation.runner import tasks_of
+from mimkit.train.stopwatch import duration
 
 _OVERHEAD = 1.25  # optimizer, loader and evaluations over forward and backward, measured
 _START = 6.0  # seconds of a run besides its steps, on two cores

@@ -24,6 +24,7 @@ from mimkit.ablation.machine import Slot
 from mimkit.ablation.plan import Plan, Run
 from mimkit.ablation.processes import Ended, Job, process_context, read_ended, start
 from mimkit.config import FinetuneConfig, StudyConfig
+from mimkit.train.stopwatch import duration
 
 Say = Callable[[str], object]
 
@@ -192,10 +193,3 @@ class StudyRunner:
 
 def _took(ended: Ended) -> str:
     return f"done in {duration(ended.wall)}"
-
-
-def duration(seconds: float) -> str:
-    """`41 s`, `12 min`, `3.5 h`."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

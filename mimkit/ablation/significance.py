@@ -6,6 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mimkit.downstream.compare import mcnemar_p
+
 PAPER_GAIN = 0.0038  # hMLP with BN over linear under BEiT: 83.43 - 83.05 % (paper, Table 7)
 MOST_SEEDS = 10_000  # more are not counted
 
@@ -24,12 +26,8 @@ class McNemar(NamedTuple):
 
 def mcnemar(arm_B: NDArray[np.bool_], other_B: NDArray[np.bool_]) -> McNemar:
     """Exact (binomial) McNemar test of one pair of runs."""
-    from scipy import stats
-
     only_arm, only_other = int((arm_B & ~other_B).sum()), int((other_B & ~arm_B).sum())
-    unlike = only_arm + only_other
-    p = stats.binomtest(only_arm, unlike, 0.5).pvalue if unlike else 1.0
-    return McNemar(only_arm, only_other, float(p))
+    return McNemar(only_arm, only_other, mcnemar_p(only_arm, only_other))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -22,6 +22,7 @@ from tqdm import tqdm
 from mimkit.cli._arguments import find_config, parse, training_parser
 from mimkit.config import Config, load_config, to_yaml
 from mimkit.errors import UserError
+from mimkit.train.stopwatch import duration
 
 if TYPE_CHECKING:  # they are slow to import, and --help does not need them
     import torch
@@ -148,10 +149,10 @@ def _estimate(
         f"{cost.gigabytes:.3g} GB\n"
         f"measured on {cost.measured} images in this process, on {device.type}: rendering the "
         f"token view {cost.render_ms:.2f} ms an image, the tokenizer {cost.encode_ms:.2f} ms\n"
-        f"making the bank takes {_duration(images * (cost.render_ms + cost.encode_ms) / 1e3)} on "
+        f"making the bank takes {duration(images * (cost.render_ms + cost.encode_ms) / 1e3)} on "
         f"one rank with nothing in parallel; ranks divide it\n"
-        f"each run saves {_duration(images * cost.encode_ms / 1e3)} of the tokenizer and "
-        f"{_duration(images * cost.second_view_ms / 1e3)} of rendering (CPU time of loaders)\n"
+        f"each run saves {duration(images * cost.encode_ms / 1e3)} of the tokenizer and "
+        f"{duration(images * cost.second_view_ms / 1e3)} of rendering (CPU time of loaders)\n"
         f"it pays from run number {cost.pays_from} on\n"
         f"share of a study's time that goes into tokens: {study.without_bank:.1%} without a bank "
         f"({step.updates} real updates of {step.batch} images: {step.ms:.2f} ms an image), "
@@ -162,9 +163,3 @@ def _estimate(
 
 def _epochs(number: int) -> str:
     return f"{number} epoch{'s' * (number != 1)}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -38,15 +38,21 @@ def compare(one: Predictions, other: Predictions, *, confidence: float = 0.95) -
     Raises:
         UserError: the predictions are about other images, labels or classes.
     """
-    from scipy.stats import binomtest
-
     pair = paired(one, other)
     images, both = len(pair.one_B), int((pair.one_B & pair.other_B).sum())
     first, second = (int(hits.sum()) - both for hits in pair)
-    p = float(binomtest(first, first + second).pvalue) if first + second else 1.0
+    p = mcnemar_p(first, second)
     low, high = _interval(first, second, images, confidence)
     return Comparison(images, both, first, second, images - both - first - second, p,
                       (first - second) / images, low, high)  # fmt: skip
+
+
+def mcnemar_p(only_one: int, only_other: int) -> float:
+    """Exact two-sided p of McNemar's test, from how many images each model alone got right."""
+    from scipy.stats import binomtest
+
+    unlike = only_one + only_other
+    return float(binomtest(only_one, unlike).pvalue) if unlike else 1.0
 
 
 def _interval(first: int, second: int, images: int, confidence: float) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from mimkit.batch import Batch
 from mimkit.errors import UserError
@@ -143,14 +144,14 @@ def _go_through(
     step: Callable[[Batch, Moment], StepResult],
     batches: Iterator[Batch],
     updates: int,
-) -> list[tuple[Batch, StepResult]]:
-    """One update: forward and backward of its micro-batches."""
+) -> list[tuple[Tensor, StepResult]]:
+    """One update: forward and backward of its micro-batches; their samples and results."""
     micros = []
     for micro in range(plan.accumulation):
         batch = next(batches).to(runtime.device)
         result = step(batch, _moment(runtime, plan, updates, micro))
         runtime.backward(result.loss)
-        micros.append((batch, StepResult(result.loss.detach(), result.sums)))
+        micros.append((batch.index_B, StepResult(result.loss.detach(), result.sums)))
     return micros
 
 
@@ -183,10 +184,10 @@ class _Report:
         self._bad_samples, self._nonfinite, self._meter = bad_samples, nonfinite, meter
         self._spikes = SpikeWatch()
 
-    def add(self, update: int, micros: Sequence[tuple[Batch, StepResult]]) -> None:
-        for batch, result in micros:
+    def add(self, update: int, micros: Sequence[tuple[Tensor, StepResult]]) -> None:
+        for index_B, result in micros:
             self._meter.add(result.sums)
-            self._spikes.note(update, result.loss, batch.index_B)
+            self._spikes.note(update, result.loss, index_B)
 
     def advance(self) -> None:
         if self._recorder is not None:

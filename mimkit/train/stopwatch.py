@@ -24,3 +24,10 @@ class Stopwatch:
             name: {"times": len(laps), "seconds": round(sum(laps), 3)}
             for name, laps in self._laps.items()
         }
+
+
+def duration(seconds: float) -> str:
+    """`41 s`, `12 min`, `3.5 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
