@@ -58,17 +58,25 @@ def halves(
     data = config.data
     order = Order(groups=train.groups, seed=config.seed, window=data.window, sets=train.sets)
     copies = max(part.copies + (part.num_extra > 0) for part in train.sets)
-    drawn = {"jitter": data.jitter, "flip": data.flip, "crop_scale": data.crop_scale,
-             "crop_ratio": data.crop_ratio, "on_bad_sample": data.on_bad_sample}  # fmt: skip
+    seed = data.seed_of_views(config.seed)
+
+    def rows_of(epoch: int) -> NDArray[np.int64]:
+        """Of this seed, or, where seeds share their views, of any."""
+        return np.sort(order.epoch_order(epoch)) if data.view_seed is None else order.every_row()
+
+    names = ("jitter", "flip", "crop_scale", "crop_ratio", "on_bad_sample")
+    drawn = {name: getattr(data, name) for name in names}
+    if data.view_seed is not None and any(part.num_extra for part in train.sets):
+        drawn["rows"] = "of every seed"  # one seed's own bank lacks some of them
     found = [
-        Half("train", train, build.build_views(data, "tokens"), config.seed, data.on_bad_sample,
+        Half("train", train, build.build_views(data, "tokens"), seed, data.on_bad_sample,
              _bind(config, tokenizer, train, rows=len(train) * copies, views=drawn),
-             lambda epoch: sorted(order.epoch_order(epoch).tolist())),
+             lambda epoch: rows_of(epoch).tolist()),
     ]  # fmt: skip
     if heldout is not None:
         judged = sorted(first_samples(heldout.sets, data.heldout_limit).tolist())
         found.append(
-            Half("heldout", heldout, build.build_probe_view(data, "tokens"), config.seed, "raise",
+            Half("heldout", heldout, build.build_probe_view(data, "tokens"), seed, "raise",
                  _bind(config, tokenizer, heldout, rows=len(heldout),
                        views={"heldout_limit": data.heldout_limit}),
                  lambda epoch: judged)
@@ -94,7 +102,7 @@ def _bind(
         tokenizer=tokenizer.fingerprint,
         vocabulary=tokenizer.vocabulary,
         grid=tokenizer.grid(data.token_size, data.token_size),
-        seed=config.seed,
+        seed=data.seed_of_views(config.seed),
         views={**token_view, **views},
         versions={name: found[name] for name in _DECIDING},
     )

@@ -315,6 +315,7 @@ class Session:
             tokens=tokens,
             mask=mask,
             seed=self.config.seed,
+            view_seed=self.config.data.view_seed,
             batch_size=self.rule.micro_batch,
             rank=self.runtime.rank,
             world=self.runtime.world,

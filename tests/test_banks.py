@@ -45,6 +45,7 @@ def metrics(run: Path) -> list[dict]:
     "words",
     [
         [],
+        ["seed=1", "data.view_seed=0"],  # other order, masks and weights; the crops of the bank
         pytest.param(["stem=linear", "mask=random", "engine.workers=2"], marks=pytest.mark.slow),
         pytest.param(["encoder.size=Ti2x2", "encoder.depth=null"], marks=pytest.mark.slow),
     ],
@@ -122,6 +123,21 @@ def test_copies_of_a_weighted_set_have_rows_of_their_own(tiny: list[str], tmp_pa
     banks = open_banks(config, tokenizer, train, None, steps=18)
     twice = [row for row in half.rows(0) if row >= 96]
     assert any((banks.train.row(0, r) != banks.train.row(0, r - 96)).any() for r in twice)
+
+
+def test_seeds_that_share_crops_share_a_bank_of_the_rows_of_any_seed(tiny: list[str]) -> None:
+    """A weight of 1.5 takes other samples twice with every seed: one seed's bank lacks some."""
+    halves_of = {}
+    for seed, view_seed in ((0, None), (0, 0), (1, 0)):
+        config = config_of([*tiny, f"seed={seed}"])
+        train = type(config.data)(train=[{"shards": config.data.train, "weight": 1.5}]).train
+        data = config.data.model_copy(update={"train": train, "view_seed": view_seed})
+        config = config.model_copy(update={"data": data})
+        source, _ = build.build_data(config.data)
+        (halves_of[seed, view_seed],) = halves(config, build.build_tokenizer(config), source, None)
+    alone, shared, other = halves_of.values()
+    assert len(alone.rows(0)) == 144 and shared.rows(0) == other.rows(0) == list(range(192))
+    assert shared.binding == other.binding != alone.binding
 
 
 @pytest.mark.parametrize(

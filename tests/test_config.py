@@ -282,6 +282,11 @@ def test_the_hash_does_not_depend_on_how_a_number_was_written() -> None:
     assert science_hash(one) == science_hash(other)
 
 
+def test_a_newer_setting_that_is_off_leaves_older_runs_theirs() -> None:
+    assert "view_seed" not in science_of(load_config(DEFAULT))["data"]
+    assert science_of(load_config(DEFAULT, ["data.view_seed=0"]))["data"]["view_seed"] == 0
+
+
 def test_differences_name_every_leaf_with_both_values() -> None:
     old = science_of(load_config(DEFAULT, ["stem.norm=bn", "seed=1"]))
     new = science_of(load_config(DEFAULT, ["stem=linear", "seed=2"]))

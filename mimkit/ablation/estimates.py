@@ -56,7 +56,8 @@ def estimate(plan: Plan, costs: dict[str, ArmCost], *, cores: int | None) -> Est
     grid = build.build_tokenizer(plan.arms[study.reference]).grid(
         *[plan.arms[study.reference].data.token_size] * 2
     )
-    gigabytes += 2e-9 * grid[0] * grid[1] * images_of_banks * len({run.seed for run in todo})
+    banks = {run.config.data.seed_of_views(run.seed) for run in todo}
+    gigabytes += 2e-9 * grid[0] * grid[1] * images_of_banks * len(banks)
     seconds = None if cores is None else milliseconds / 1e3 / cores + _START * len(todo)
     finished = len(plan.runs) - len(todo)
     return Estimate(len(plan.runs), finished, seconds, gigabytes)

@@ -23,8 +23,10 @@ from mimkit.files import write_text
 
 
 def bank_folder(plan: Plan, seed: int) -> Path | None:
-    """The token bank that all runs with this seed share; None where targets are no words."""
+    """The token bank that all runs with this seed share, and with `data.view_seed` those of all
+    seeds; None where targets are no words."""
     config = plan.arms[plan.study.reference]
+    seed = config.data.seed_of_views(seed)
     if build.build_tokenizer(config).vocabulary is None:
         return None
     bound = [config.data.model_dump(mode="json"), config.tokenizer.model_dump(), plan.facts, seed]

@@ -99,8 +99,8 @@ def _build(config: Config) -> Built:
     mask = build.build_mask(config, grid)
     train, _ = build.build_data(config.data)
     loader = train_loader(source=train, views=build.build_views(config.data), mask=mask,
-                          seed=config.seed, batch_size=_IMAGES, rank=0, world=1, position=0,
-                          window=config.data.window, workers=0,
+                          seed=config.seed, view_seed=config.data.view_seed, batch_size=_IMAGES,
+                          rank=0, world=1, position=0, window=config.data.window, workers=0,
                           on_bad_sample=config.data.on_bad_sample)  # fmt: skip
     batch: Batch = next(islice(iter(loader), 1))
     steps = build.num_steps(config.train, train.epoch_length)

@@ -57,6 +57,7 @@ def make_record(
         "views": [asdict(view) for view in _views(plan, costs, results)],
         "pairing": [one.record() for one in pairing],
         "facts": plan.facts,
+        "view_seed": plan.arms[study.reference].data.view_seed,
         "failures": [{"arm": one.run.arm, "seed": one.run.seed, "what": one.what,
                       "error": one.error, "log": str(one.log.relative_to(plan.folder))}
                      for one in failures],

@@ -70,6 +70,10 @@ def _pretrains(tasks: list[Task]) -> bool:
     return any(task.action is jobs.pretrain_and_probe for task in tasks)
 
 
+def _seed_of_views(run: Run) -> int:
+    return run.config.data.seed_of_views(run.seed)
+
+
 def _classifier_task(run: Run, regime: str, config: FinetuneConfig) -> Task:
     return Task(f"{run.identity}-{run.arm}-{regime}", regime, train_classifier,
                 lambda slot, bank: {"config": config, "slot": slot})  # fmt: skip
@@ -113,9 +117,9 @@ class StudyRunner:
         self._alone = {run.identity: Lock() for run in runs}
         with ThreadPoolExecutor(len(self.slots)) as threads:
             try:
-                seeds = {run.seed for run in runs if _pretrains(todo[run.identity])}
-                banks = dict(threads.map(self._bank, sorted(seeds)))
-                each = [(run, todo[run.identity], banks.get(run.seed)) for run in runs]
+                needing = [run for run in runs if _pretrains(todo[run.identity])]
+                banks = dict(threads.map(self._bank, sorted(set(map(_seed_of_views, needing)))))
+                each = [(run, todo[run.identity], banks.get(_seed_of_views(run))) for run in runs]
                 list(threads.map(lambda one: self._live_through(*one), each))
             except KeyboardInterrupt:
                 threads.shutdown(wait=False, cancel_futures=True)
@@ -126,14 +130,14 @@ class StudyRunner:
         folder = jobs.bank_folder(self.plan, seed)
         if folder is None:
             return seed, None
-        runs = [run for run in self.plan.runs if run.seed == seed]
+        runs = [run for run in self.plan.runs if _seed_of_views(run) == seed]
         length = build.build_data(runs[0].config.data)[0].epoch_length
         steps = max(build.num_steps(run.config.train, length) for run in runs)
         epochs = math.ceil(steps * runs[0].config.train.batch_size / length)
         if not jobs.done_file(folder, epochs).exists():
             given = {"config": runs[0].config, "folder": folder, "steps": steps}
             ended = self._live(folder.name, jobs.fill_bank, lambda slot: given)
-            self.say(f"tokens of seed {seed}: {ended.error or _took(ended)}")
+            self.say(f"tokens, crops of seed {seed}: {ended.error or _took(ended)}")
             if ended.error is not None:  # runs compute their own, and say what is wrong
                 return seed, None
         return seed, folder

@@ -49,6 +49,9 @@ def paired_lines(record: Record) -> list[str]:
     for arm, found in record["arms"].items():
         if found["differs"]:
             lines.append(f"{arm} declares what else differs: {'; '.join(found['differs'])}")
+    if (shared := record.get("view_seed")) is not None:
+        lines.append(f"all seeds share the crops of seed {shared} (data.view_seed): the intervals "
+                     "do not count that others might have been drawn")  # fmt: skip
     facts = ", ".join(f"{key} {value}" for key, value in record["facts"].items() if value)
     return [*lines, f"one data set and one tokenizer in all runs: {facts}"]
 

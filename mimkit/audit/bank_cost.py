@@ -113,7 +113,7 @@ def bank_cost(
     def batches(which: build.Which) -> list[Batch]:
         cut = [slots[first : first + _BATCH] for first in range(0, count, _BATCH)]
         loader = slot_loader(source=train, view=build.build_views(config.data, which),
-                             seed=config.seed, batches=cut, workers=0,
+                             seed=config.data.seed_of_views(config.seed), batches=cut, workers=0,
                              on_bad_sample=config.data.on_bad_sample)  # fmt: skip
         return list(loader)
 

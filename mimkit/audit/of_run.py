@@ -34,6 +34,7 @@ def training_views(source: Source, data: DataConfig, *, seed: int, images: int) 
         views=build.build_views(data),
         mask=None,
         seed=seed,
+        view_seed=data.view_seed,
         batch_size=min(_BATCH, images),
         rank=0,
         world=1,

@@ -157,7 +157,8 @@ def _estimate(
         f"share of a study's time that goes into tokens: {study.without_bank:.1%} without a bank "
         f"({step.updates} real updates of {step.batch} images: {step.ms:.2f} ms an image), "
         f"{study.with_bank(runs=runs):.1%} with one bank for {runs}; under 2 % from "
-        f"{study.runs_for(0.02)} runs on (each seed of a study has a bank of its own)"
+        f"{study.runs_for(0.02)} runs on (each seed of a study has a bank of its "
+        "own; with data.view_seed all share one)"
     )
 
 

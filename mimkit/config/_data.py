@@ -40,6 +40,7 @@ class SourceConfig(Section):
     subset: float | str | None = None  # share of `train`, or a text file with one key a line
     stratified: bool = False  # the share of every class
     subset_seed: Seed = 0  # not the run's: the seeds of a study share their images
+    view_seed: Seed | None = None  # of crops; null: the run's. Set, seeds of a study share crops
     source: Literal["shards", "folder"] = "shards"
     cache_dir: str = "~/.cache/mimkit"
     cache_gib: float | None = Field(64.0, gt=0)  # of shards from servers; null: what the disk has
@@ -47,6 +48,10 @@ class SourceConfig(Section):
     exif: Literal["ignore", "honour"] = "ignore"  # BEiT ignores the orientation tag
     on_bad_sample: Literal["raise", "substitute"] = "raise"  # substitutes are counted and said
     max_bad_samples: float = Field(0.001, ge=0, le=1)  # of those drawn; more, and over ten, stops
+
+    def seed_of_views(self, seed: int) -> int:
+        """The key of crops and augmentations in a run with this seed."""
+        return seed if self.view_seed is None else self.view_seed
 
     @field_validator("subset", mode="before")
     @classmethod

@@ -6,7 +6,7 @@ like depends on (seed, epoch, sample, copy) only. So a position is the whole sta
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -92,6 +92,7 @@ def train_loader(
     read_ahead: bool = True,
     tokens: TokenRows | None = None,
     repeats: int = 1,
+    view_seed: int | None = None,
 ) -> BatchLoader:
     """Batches for ever. Micro-batch k of this rank covers the positions from
     `position + (k * world + rank) * batch_size` on; after k micro-batches the position to resume
@@ -107,6 +108,7 @@ def train_loader(
         read_ahead: bring the next shards near, see `Ahead`; one rank of a machine does it for all.
         tokens: of a bank, by epoch and row (`Slot.row`); they go into `Batch.token_BN`.
         repeats: views of a sample side by side, see `Order`.
+        view_seed: the key of the views, where it is not `seed`.
 
     Raises:
         UserError: at once, where the cache of fetched shards is too small; while iterating, for a
@@ -115,7 +117,8 @@ def train_loader(
     """
     order = Order(groups=source.groups, seed=seed, window=window, sets=source.sets, repeats=repeats)
     share = Share(batch_size=batch_size, rank=rank, world=world)
-    samples = _Samples(source, views, mask, seed, on_bad_sample, tokens)
+    keys = _Keys(seed, seed if view_seed is None else view_seed)
+    samples = _Samples(source, views, mask, keys, on_bad_sample, tokens)
     sampler = TrainSampler(order=order, share=share, position=position)
     loader = _loader(samples, sampler, workers, pin_memory)
     step, ahead = world * batch_size, None
@@ -159,7 +162,7 @@ def eval_loader(
     chosen = first_samples(source.sets, len(source) if limit is None else limit)
     share = Share(batch_size=batch_size, rank=rank, world=world)
     sampler = EvalSampler(samples=chosen, share=share)
-    samples = _Samples(source, view, mask, seed, on_bad_sample, tokens)
+    samples = _Samples(source, view, mask, _Keys(seed, seed), on_bad_sample, tokens)
     loader = _loader(samples, sampler, workers, pin_memory)
     return BatchLoader(loader, num_batches=len(sampler), local_world=local_world)
 
@@ -178,7 +181,7 @@ def slot_loader(
     Raises:
         UserError: while iterating, see `train_loader`.
     """
-    samples = _Samples(source, view, None, seed, on_bad_sample, None)
+    samples = _Samples(source, view, None, _Keys(seed, seed), on_bad_sample, None)
     loader = _loader(samples, batches, workers, pin_memory=False)
     return BatchLoader(loader, num_batches=len(batches), local_world=1)
 
@@ -199,6 +202,13 @@ class _Outcome:
         return _Outcome(batch, self.error, self.bad)
 
 
+class _Keys(NamedTuple):
+    """Seeds of what is drawn for a sample."""
+
+    seed: int
+    views: int
+
+
 @dataclass(frozen=True)
 class _Samples(Dataset[_Outcome]):
     """Micro-batches by their list of slots; runs in the workers."""
@@ -206,7 +216,7 @@ class _Samples(Dataset[_Outcome]):
     source: Source
     views: ViewMaker
     mask: MaskMaker | None
-    seed: int
+    keys: _Keys
     on_bad_sample: OnBadSample
     tokens: TokenRows | None
 
@@ -249,7 +259,8 @@ class _Samples(Dataset[_Outcome]):
 
     def _rng(self, purpose: Purpose, slot: Slot) -> Rng:
         key = slot.row(len(self.source))  # the copies of an epoch look different
-        return generator(purpose, seed=self.seed, epoch=slot.epoch, sample=key)
+        seed = self.keys.views if purpose is Purpose.VIEW else self.keys.seed
+        return generator(purpose, seed=seed, epoch=slot.epoch, sample=key)
 
     def _tokens(self, slot: Slot) -> Tensor:
         if self.tokens is None:

@@ -95,6 +95,14 @@ class Order:
             self._epochs = {**kept, epoch: self._permute(epoch)}
         return self._epochs[epoch]
 
+    def every_row(self) -> NDArray[np.int64]:
+        """All entries that `epoch_order` has for some seed or epoch, ascending (one view each)."""
+        n, sets = self._num_samples, self._sets
+        return np.sort(np.concatenate([
+            np.arange(part.first, part.last) + copy * n
+            for part in sets for copy in range(part.copies + (part.num_extra > 0))
+        ]))  # fmt: skip
+
     def _permute(self, epoch: int) -> NDArray[np.int64]:
         rng = generator(Purpose.ORDER, seed=self._seed, epoch=epoch)
         shards = self._shards(epoch)
