@@ -131,7 +131,7 @@ def load_model(
             f"{run} is no run folder: it has no config.yaml. Give the folder that "
             "tools/pretrain.py named, for example runs/latest"
         )
-    if _settings(folder).get("init", "absent") != "absent":
+    if "init" in settings_of(folder):
         raise UserError(
             f"{folder} is a finetuning; only its best weights are opened as an encoder, in "
             f"{folder / 'best'}, once it has judged some"
@@ -149,8 +149,8 @@ def load_model(
     return config, model.eval(), newest
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    """A run's config.yaml as it is written, of whatever kind the run is."""
+def settings_of(folder: Path) -> dict[str, Any]:
+    """A run's config.yaml as it is written, of any kind of run; a finetuning's has `init`."""
     settings: dict[str, Any] = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     return settings
 

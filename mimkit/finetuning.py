@@ -21,7 +21,7 @@ from mimkit.data.sources import Source
 from mimkit.downstream.predictions import FILE, Predictions
 from mimkit.downstream.scores import Scores, classification_scores
 from mimkit.errors import UserError
-from mimkit.finetuning_parts import Start, load_start, make_classifier
+from mimkit.finetuning_parts import Start, load_start, make_classifier, settled
 from mimkit.finetuning_report import report
 from mimkit.kernels import check_kernels, choose_kernels
 from mimkit.models.blocks import drop_path_of_update, drop_path_rates
@@ -49,6 +49,7 @@ def run(config: FinetuneConfig, *, started_at: float) -> RunFolder:
     Raises:
         UserError: before any training, where encoder, data and settings do not fit together.
     """
+    config = settled(config)
     _check(config)
     check_kernels(config.engine)
     start = load_start(config)

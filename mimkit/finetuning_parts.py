@@ -8,10 +8,10 @@ from torch import Tensor
 
 from mimkit import build
 from mimkit.classifier_io import finetuned_folder, read_head, weights_digest
-from mimkit.config import FinetuneConfig
+from mimkit.config import FinetuneConfig, science_hash
 from mimkit.data.class_labels import Classes
 from mimkit.data.resize import sides
-from mimkit.encoder_io import load_encoder
+from mimkit.encoder_io import load_encoder, settings_of
 from mimkit.errors import UserError
 from mimkit.export._pretrained import Normalisation
 from mimkit.models.classifier import ImageClassifier, check_classes, with_bias_per_block
@@ -19,6 +19,7 @@ from mimkit.models.encoder import ImageEncoder
 from mimkit.models.geometric import resize_geometric
 from mimkit.models.resize import resize_relative, resized
 from mimkit.models.roles import trained_names
+from mimkit.runs import LATEST, science_in
 
 _RESIZE = {"bicubic": resize_relative, "geometric": resize_geometric}  # by model.resize
 
@@ -48,6 +49,37 @@ class Start:
         return None if self.weights is None else weights_digest({**self.weights, **self.head})
 
 
+def settled(config: FinetuneConfig) -> FinetuneConfig:
+    """`config` with the run that a link `latest` in `init` points at now.
+
+    The link moves with every new run, this one too. Where it points at the run that this command
+    has begun, that run's own `init` is meant: so the same command goes on.
+
+    Raises:
+        UserError: it points at another finetuning, or at nothing.
+    """
+    if config.init is None or (link := _latest_in(Path(config.init).expanduser())) is None:
+        return config
+    if not link.exists():
+        raise UserError(f"init={config.init}: the link {link} points at {link.readlink()}, which "
+                        "is not there; name a run folder")  # fmt: skip
+    run, rest = link.parent / link.readlink(), Path(config.init).expanduser().relative_to(link)
+    settings = settings_of(run) if (run / "config.yaml").exists() else {}
+    same = config.model_copy(update={"init": settings.get("init", str(run / rest))})
+    if "init" not in settings or science_in(run) == science_hash(same):
+        return same
+    raise UserError(
+        f"init={config.init} points at {run} now, a finetuning that began with "
+        f"init={same.init or 'null'}; name that to begin as it did, or init={run / rest} to go on "
+        "from its best weights"
+    )
+
+
+def _latest_in(path: Path) -> Path | None:
+    """The part of the path that ends in such a link."""
+    return next((p for p in (path, *path.parents) if p.name == LATEST and p.is_symlink()), None)
+
+
 def load_start(config: FinetuneConfig) -> Start:
     """Raises UserError where there is no such encoder, or it does not fit the images."""
     if config.init is None:
@@ -67,11 +99,6 @@ def load_start(config: FinetuneConfig) -> Start:
 
 
 def _read(path: Path) -> Start:
-    if path.is_symlink():
-        raise UserError(
-            f"init={path} is a link, which moves with every new run, this one too; name the folder "
-            f"it points at: init={path.parent / path.readlink()}"
-        )
     if not path.exists():
         raise UserError(
             f"init={path} is not there; give the run folder of a pretraining, an exported encoder "

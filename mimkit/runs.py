@@ -20,6 +20,7 @@ from mimkit.errors import UserError
 from mimkit.files import disk_errors, write_text
 from mimkit.train import checkpoint
 
+LATEST = "latest"  # the link to the newest run, beside it
 _PACKAGES = ("torch", "torchvision", "timm", "deepspeed", "numpy", "pillow", "simplejpeg",
              "numba", "safetensors", "webdataset", "DALL-E", "pydantic")  # fmt: skip
 
@@ -52,7 +53,9 @@ def choose_run_folder(config: Any) -> RunFolder:
             _refuse_another_run(path, config)
         return _open(path)
     runs = Path(config.output.runs_dir)
-    mine = [path for path in _numbered(runs, config.name) if _hash_of(path) == science_hash(config)]
+    mine = [
+        path for path in _numbered(runs, config.name) if science_in(path) == science_hash(config)
+    ]
     if mine and not (run := _open(mine[-1])).finished:
         return run
     taken = [int(path.name.rpartition("-")[2]) for path in _numbered(runs, config.name)]
@@ -71,7 +74,8 @@ def _open(path: Path) -> RunFolder:
     return RunFolder(path, newest.path, False, newest.passed_over)
 
 
-def _hash_of(path: Path) -> str | None:
+def science_in(path: Path) -> str | None:
+    """The `science_hash` of the run in this folder; None where there is none."""
     try:
         return str(json.loads((path / "run.json").read_text(encoding="utf-8"))["science"])
     except (OSError, ValueError, KeyError):
@@ -79,7 +83,7 @@ def _hash_of(path: Path) -> str | None:
 
 
 def _refuse_another_run(path: Path, config: BaseModel) -> None:
-    found = _hash_of(path)
+    found = science_in(path)
     if found is None:
         raise UserError(
             f"output.dir={path} is not empty and is no run of mimkit (it has no run.json); "
@@ -173,7 +177,7 @@ def write_start(run: RunFolder, config: BaseModel, *, facts: dict[str, Any]) -> 
 
 def _point_latest(path: Path) -> None:
     """`runs/latest` -> the newest run, replaced in one step."""
-    link, temporary = path.parent / "latest", path.parent / ".latest.tmp"
+    link, temporary = path.parent / LATEST, path.parent / f".{LATEST}.tmp"
     if link.exists() and not link.is_symlink():
         return
     temporary.unlink(missing_ok=True)

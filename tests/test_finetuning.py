@@ -19,6 +19,8 @@ from mimkit.config import load_finetune_config, science_hash
 from mimkit.downstream.predictions import load_predictions
 from mimkit.downstream.scores import classification_scores
 from mimkit.export._tensors import read_tensors
+from mimkit.finetuning_parts import settled
+from mimkit.models.classifier import ImageClassifier
 from mimkit.train import checkpoint
 
 Run = Callable[..., Path]
@@ -400,12 +402,42 @@ def test_images_without_labels_are_counted_and_their_shards_named(
     assert "32 of 64 images have no label, in 1 shards" in said and "train-00001.tar" in said
 
 
-def test_a_link_that_moves_is_no_beginning(
+def test_the_link_to_the_newest_run_means_what_it_points_at(
+    small: list[str], run: Run, whole: Path, finished_run: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """It moves to the run that it starts; the same command means the same run all the same."""
+    link = tmp_path / "latest"
+    link.symlink_to(finished_run)
+    folder = run(init=str(link), out=tmp_path / "run")
+    assert link.readlink() == Path("run")
+    config = load_finetune_config(folder / "config.yaml")
+    assert config.init == str(finished_run) and _losses(folder) == _losses(whole)
+    again = [*small, f"init={link}", f"output.dir={folder}"]
+    capsys.readouterr()
+    assert finetune(again) == 0 and "is finished already" in capsys.readouterr().out
+    said = _refused([*again, "seed=1", f"output.dir={tmp_path / 'other'}"], capsys)
+    assert f"a finetuning that began with init={finished_run}; name that" in said
+    assert settled(config.model_copy(update={"init": f"{folder}/best"})).init == f"{folder}/best"
+
+
+def test_the_link_to_the_newest_run_must_point_at_one(
     small: list[str], finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = _refused([*small, f"init={finished_run.parent / 'latest'}",
-                     f"output.dir={tmp_path / 'run'}"], capsys)  # fmt: skip
-    assert f"init={finished_run}" in said
+    link, words = tmp_path / "latest", [*small, f"output.dir={tmp_path / 'run'}"]
+    link.symlink_to("gone")
+    assert "points at gone, which is not there" in _refused([*words, f"init={link}"], capsys)
+    (tmp_path / "gone").mkdir()
+    assert "gone is no run folder" in _refused([*words, f"init={link}"], capsys)
+    link.unlink()
+    link.symlink_to(finished_run)
+    step = checkpoint.latest(finished_run / "checkpoints")
+    assert step is not None
+    config = load_finetune_config(
+        ROOT / "configs" / "finetune_small.yaml", [f"init={link}/checkpoints/{step.name}"]
+    )
+    assert settled(config).init == str(step)
+    assert not (tmp_path / "run").exists()
 
 
 def test_weights_of_which_most_do_not_match_are_refused(
@@ -448,14 +480,21 @@ def test_recipes_have_the_numbers_of_their_sources(name: str) -> None:
     )  # fmt: skip
 
 
-def test_the_papers_parallel_models_are_built_by_name() -> None:
-    """B18x2 with LayerScale has 256.7 M parameters, as in the paper's Table 3."""
+@pytest.mark.parametrize(
+    ("size", "recipe", "millions"),
+    [("S24x2", "finetune_supervised_a2", 85.9), ("S48", "finetune_supervised_a2", 85.9),
+     ("L24", "finetune_supervised_a2_400", 304.4), ("L12x2", "finetune_supervised_a2_400", 304.4),
+     ("B36", "finetune_supervised_a2_400", 256.7), ("B18x2", "finetune_supervised_a2_400", 256.7)],
+)  # fmt: skip
+def test_the_papers_parallel_models_are_built_by_name(
+    size: str, recipe: str, millions: float
+) -> None:
+    """With as many parameters as the paper's Table 3 prints; L12x2 as many as L24."""
     from mimkit import build
 
-    words = ["encoder.size=B18x2"]
-    config = load_finetune_config(ROOT / "configs" / "finetune_supervised_a2_400.yaml", words)
-    assert config.encoder is not None and config.encoder.branches == 2
+    config = load_finetune_config(ROOT / "configs" / f"{recipe}.yaml", [f"encoder.size={size}"])
+    assert config.encoder is not None and config.encoder.branches == (2 if "x2" in size else 1)
     with torch.device("meta"), mock.patch("mimkit.build.initialise"):
-        model = build.build_untrained(config)
-    head = 768 * 1000 + 1000
-    assert sum(p.numel() for p in model.parameters()) + head == pytest.approx(256.7e6, rel=1e-3)
+        encoder = build.build_untrained(config)
+        model = ImageClassifier(encoder, num_classes=1000, pooling=config.model.pooling)
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == millions
