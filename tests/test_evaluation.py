@@ -94,9 +94,7 @@ def test_two_launched_ranks_say_what_one_says(model: Path, shards: Shards, tmp_p
         assert ended.out.count("top-1") == 1
         records.append(json.loads((tmp_path / f"{name}.json").read_text()))
     assert records[0] == records[1]
-    one, two = (vars(load_predictions(tmp_path / name)) for name in ("one", "two"))
-    for name, value in one.items():
-        assert torch.equal(value, two[name]) if torch.is_tensor(value) else value == two[name]
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
 def _run(*words: object) -> int:
