@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,17 +11,19 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.multiprocessing as mp
 from commands import ROOT, Shards
 from PIL import Image
 
 from mimkit import build, tokenizer_training
+from mimkit.ablation.machine import free_port
 from mimkit.audit.tokenizer import reconstruction
 from mimkit.config import load_tokenizer_config
 from mimkit.data.loader import eval_loader
 from mimkit.errors import UserError
 from mimkit.tokenizers import TOKENIZERS
 from mimkit.tokenizers._dvae_health import token_counts, token_health
-from mimkit.tokenizers._dvae_training import revive_words
+from mimkit.tokenizers._dvae_training import DvaeTrainee, revive_words
 from mimkit.train import checkpoint
 
 
@@ -106,6 +109,36 @@ def _last_weights(run: Path) -> Mapping[str, torch.Tensor]:
     path = checkpoint.latest(run / "checkpoints")
     assert path is not None
     return checkpoint.load(path).weights
+
+
+def _rank(rank: int, world: int, port: int, folder: str, words: list[str]) -> None:
+    """A rank that notes what it revives, and keeps its own weights."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+    os.environ |= {"LOCAL_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    noted = []
+
+    def revive(trainee: DvaeTrainee, count_V: torch.Tensor, **named: Any) -> int:
+        noted.append((float(count_V.sum()), revive_words(trainee, count_V, **named)))
+        weights = {**trainee.state_dict(), **named["average"].state_dict(prefix="average.")}
+        torch.save((noted, weights), Path(folder) / f"{rank}.pt")
+        return noted[-1][1]
+
+    with mock.patch.object(tokenizer_training, "revive_words", revive):
+        _run(words)
+
+
+@pytest.mark.slow
+def test_ranks_revive_the_same_words_by_the_tokens_of_all(tiny: list[str], tmp_path: Path) -> None:
+    """Each by itself, since weights are whole at stage 0: they must not drift apart."""
+    words = _words(tiny, "train.steps=5", "objective.revive=0.995", "engine.runtime=deepspeed",
+                   "engine.zero_stage=0", f"output.dir={tmp_path / 'run'}")  # fmt: skip
+    mp.spawn(_rank, args=(2, free_port(), str(tmp_path), words), nprocs=2)
+    (noted, first), (theirs, second) = (
+        torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)
+    )
+    assert noted == theirs and len(noted) == 5 and sum(count for _, count in noted) > 0
+    assert {tokens for tokens, _ in noted} == {8 * 16.0}, "of both ranks: 8 views of 4 x 4 words"
+    assert "share_V" in first and [n for n in first if not torch.equal(first[n], second[n])] == []
 
 
 def test_a_width_that_dall_e_cannot_build_is_refused() -> None:
