@@ -1,4 +1,4 @@
-"""Finetuning only the attention layers beside finetuning all (P, section 4)."""
+"""Finetuning only the attention layers, or only the MLPs, beside finetuning all (P, section 4)."""
 
 from collections.abc import Callable
 
@@ -28,7 +28,8 @@ from mimkit.train.optimizer import make_optimizer, set_learning_rate
 from mimkit.train.runtimes import UpdateRule
 from mimkit.train.runtimes.local import LocalRuntime
 
-FULL, ATTENTION = "all weights", "attention only"
+FULL, ATTENTION, FFN = "all weights", "attention only", "MLPs only"
+_ROLES = {FULL: "all", ATTENTION: "attention", FFN: "ffn"}
 _CLASSES = 1000
 
 
@@ -77,21 +78,22 @@ def measure_finetune(
 ) -> Comparison:
     """Time of an update, what is kept for backward, and gradients with AdamW's moments."""
     work, few = make_workload(batch, device=device), make_workload(4, device=device)
-    ways = {
-        FULL: _Finetuning(size, work, roles="all", bf16=bf16),
-        ATTENTION: _Finetuning(size, work, roles="attention", bf16=bf16),
-    }
+    ways = {name: _Finetuning(size, work, roles=roles, bf16=bf16) for name, roles in _ROLES.items()}
     seconds = time_ways(ways, rounds=rounds, device=device, done=done)
     saved = {
         name: saved_mib(lambda number, way=way: way.loss(few.first(number)), way.model)  # type: ignore[misc]
         for name, way in ways.items()
     }
     state = {name: parameter_bytes(way.model, copies=3) / 2**20 for name, way in ways.items()}
-    found = {
-        "time": ratios(seconds[ATTENTION], seconds[FULL]).median,
-        "saved": saved[ATTENTION] / saved[FULL],
-        "state": state[ATTENTION] / state[FULL],
-    }
+
+    def over_all(name: str) -> str:
+        ratio = {
+            "time": ratios(seconds[name], seconds[FULL]).median,
+            "saved": saved[name] / saved[FULL],
+            "state": state[name] / state[FULL],
+        }
+        return f"{name} over all: " + ", ".join(f"{what} {ratio[what]:.2f}" for what in ratio)
+
     return Comparison(
         title=f"finetuning ViT-{size}, batch {batch}, {'bf16 autocast' if bf16 else 'fp32'}",
         base=FULL,
@@ -99,8 +101,8 @@ def measure_finetune(
         seconds=seconds,
         columns={"saved MiB": saved, "state MiB": state},
         notes=(
-            "attention only over all: "
-            + ", ".join(f"{name} {ratio:.2f}" for name, ratio in found.items()),
+            over_all(ATTENTION),
+            over_all(FFN),
             "saved: for backward, an image; state: gradients and AdamW's moments",
         ),
     )

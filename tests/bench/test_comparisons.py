@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mimkit.bench.comparison import Comparison, parameter_bytes
-from mimkit.bench.finetune import ATTENTION, FULL, measure_finetune
+from mimkit.bench.finetune import ATTENTION, FFN, FULL, measure_finetune
 from mimkit.bench.optimizer import FOREACH, LOOP, OURS, measure_optimizer
 from mimkit.bench.parallel import BRANCHES, FUSED, SEQUENTIAL, measure_parallel
 from mimkit.bench.workload import make_model
@@ -42,14 +42,15 @@ def test_what_trains_has_a_gradient_and_two_moments() -> None:
 
 
 @pytest.mark.slow
-def test_attention_only_trains_a_third_and_saves_less() -> None:
+def test_a_part_trains_its_share_and_saves_less() -> None:
     found = measure_finetune("Ti", batch=1, bf16=False, device=CPU, rounds=1)
     saved, state = found.columns["saved MiB"], found.columns["state MiB"]
-    assert saved[ATTENTION] < 0.8 * saved[FULL]
-    # of a block's 12 D^2 weights 4 D^2 are attention's; the head's 1000 D train in both
-    attention, everything, head = 12 * 4 * 192**2, 12 * 12 * 192**2, 1000 * 192
-    expected = (attention + head) / (everything + 768 * 192 + head)
-    assert state[ATTENTION] / state[FULL] == pytest.approx(expected, rel=0.03)
+    # of a block's 12 D^2 weights 4 are attention's and 8 the MLP's; the head's 1000 D train too
+    everything, head = 12 * 12 * 192**2, 1000 * 192
+    for way, squares in ((ATTENTION, 4), (FFN, 8)):
+        assert saved[way] < 0.8 * saved[FULL]
+        expected = (12 * squares * 192**2 + head) / (everything + 768 * 192 + head)
+        assert state[way] / state[FULL] == pytest.approx(expected, rel=0.03)
 
 
 def test_parallel_blocks_are_timed_in_three_ways() -> None:

@@ -1,4 +1,4 @@
-"""`mimkit bench finetune`: attention only beside all weights: time and memory."""
+"""`mimkit bench finetune`: only the attention, or only the MLPs, beside all weights."""
 
 import argparse
 
@@ -10,8 +10,8 @@ def add_parser(subparsers: Subparsers) -> None:
     add_comparison(
         subparsers,
         "finetune",
-        summary="attention only beside all weights: time and memory",
-        description="Finetuning the attention layers only, beside all weights: time and memory.",
+        summary="attention only, MLPs only and all weights: time and memory",
+        description="Finetuning only the attention, or only the MLPs, beside all: time and memory.",
         batch=4,
         rounds=3,
     )
@@ -22,4 +22,4 @@ def run(arguments: argparse.Namespace) -> int:
     check_counts(arguments)
     from mimkit.bench.finetune import measure_finetune
 
-    return run_comparison(arguments, measure_finetune, variants=2)
+    return run_comparison(arguments, measure_finetune, variants=3)
