@@ -9,8 +9,14 @@ class UserError(ValueError):
     """
 
 
-class ToldByRank0Error(UserError):
-    """Every rank found the same; rank 0's `UserError` says it, the others end without a word."""
+class ToldByAnotherError(UserError):
+    """Every rank knows of it, and another one's `UserError` says it: this one ends without a
+    word."""
+
+
+def found_by_all(message: str, *, speaks: bool) -> UserError:
+    """What every rank found alike: the error of the one that says so, or that of the others."""
+    return UserError(message) if speaks else ToldByAnotherError(message)
 
 
 class Interrupted(BaseException):

@@ -56,7 +56,9 @@ def run(config: FinetuneConfig, *, started_at: float) -> RunFolder:
     session = Session(config, views=None, bf16=build.use_bf16(config.engine), started_at=started_at)
     if not session.folder.finished:
         with session.tidy():
-            _Finetuning(config, start, session).run()
+            with session.told_once():
+                training = _Finetuning(config, start, session)
+            training.run()
     return session.folder
 
 

@@ -71,8 +71,10 @@ def run(config: Config, *, started_at: float) -> RunFolder:
     )
     if not session.folder.finished:
         with session.tidy():
-            check_online(config, session.data.train, session.data.heldout)
-            Pretraining(config, parts, session).run()
+            with session.told_once():
+                check_online(config, session.data.train, session.data.heldout)
+                training = Pretraining(config, parts, session)
+            training.run()
     return session.folder
 
 
@@ -151,11 +153,11 @@ class Pretraining:
         leaks = leaks_of_run(parts.model.stem, parts.model.mask_at, parts.mask,
                              name=config.stem.name, placement=config.mask_at.name)  # fmt: skip
         tokenizer = None
-        if session.is_first and self.banks is None:  # else it was looked at when they were made
-            tokenizer = audit_tokenizer(parts.tokenizer, session.data.train, config.data,
-                                        name=config.tokenizer.name, seed=config.seed,
-                                        device=session.runtime.device)  # fmt: skip
-        session.runtime.from_rank_0(None)  # nobody trains on targets that rank 0 refuses
+        with session.told_once():
+            if session.is_first and self.banks is None:  # else: when they were made
+                tokenizer = audit_tokenizer(parts.tokenizer, session.data.train, config.data,
+                                            name=config.tokenizer.name, seed=config.seed,
+                                            device=session.runtime.device)  # fmt: skip
         return RunAudits(leaks, tokenizer)
 
     def _note_tokenizer_share(self) -> None:

@@ -21,7 +21,7 @@ from mimkit.data.loader import BatchLoader, OnBadSample, TokenRows, eval_loader,
 from mimkit.data.overlap import shared_images
 from mimkit.data.sources import Source
 from mimkit.data.views import ViewMaker
-from mimkit.errors import Interrupted, ToldByRank0Error, UserError
+from mimkit.errors import Interrupted, found_by_all
 from mimkit.files import write_text
 from mimkit.interrupts import StopRequests
 from mimkit.masks import Mask
@@ -36,7 +36,7 @@ from mimkit.train.nonfinite import NAME as NONFINITE
 from mimkit.train.nonfinite import NonFinite
 from mimkit.train.runtimes import RUNTIMES, Runtime, UpdateRule
 from mimkit.train.saving import BackgroundSaver
-from mimkit.train.sharing import load_everywhere
+from mimkit.train.sharing import load_everywhere, told_once
 from mimkit.train.step import StepResult
 from mimkit.train.stopwatch import Stopwatch
 
@@ -76,16 +76,16 @@ class Session:
         build.check_splits(config.data)
         self.runtime: Runtime = RUNTIMES[config.engine.runtime](timeout=config.engine.timeout)
         torch.set_num_threads(config.engine.threads or max(1, _cores() // self.runtime.local_world))
-        self.rule = self._update_rule(bf16)
-        self.runtime.check(self.rule)
+        with self.told_once():
+            self.rule = self._update_rule(bf16)
+            self.runtime.check(self.rule)
         self.data = self._open_data()
-        self.folder: RunFolder = self.runtime.from_rank_0(
-            runs.choose_run_folder(config) if self.runtime.rank == 0 else None
-        )
+        chosen: RunFolder | None = None
         self._lock: runs.Lock | None = None
-        if self.is_first and not self.folder.finished:
-            self._lock = runs.lock(self.folder)
-        self.runtime.from_rank_0(None)  # nobody goes on where the folder is in use
+        with self.told_once():
+            if self.is_first:
+                chosen, self._lock = self._choose_folder()
+        self.folder: RunFolder = self.runtime.from_rank_0(chosen)
         self.plan = Plan(
             steps=build.num_steps(config.train, self.data.train.epoch_length),
             batch_size=config.train.batch_size,
@@ -114,6 +114,15 @@ class Session:
     def is_first(self) -> bool:
         """Whether this is rank 0, which writes and speaks."""
         return self.runtime.rank == 0
+
+    def told_once(self) -> AbstractContextManager[None]:
+        """Around what every rank checks, or one for all; see `sharing.told_once`."""
+        return told_once(self.runtime)
+
+    def _choose_folder(self) -> tuple[RunFolder, runs.Lock | None]:
+        """Locked, save where the run is finished."""
+        folder = runs.choose_run_folder(self.config)
+        return folder, None if folder.finished else runs.lock(folder)
 
     def _flight_recorder(self) -> FlightRecorder:
         facts = {
@@ -148,21 +157,23 @@ class Session:
     def _open_data(self) -> Data:
         """First the first rank of every machine: it writes indexes and the embedded shards where
         there are none yet. Machines need not share a disk, but must have the same images."""
-        if self.runtime.local_rank:
-            self.runtime.any(False)
-        opened = Data(*build.build_data(self.config.data))
-        if not self.runtime.local_rank:
-            self.runtime.any(False)
+        opened = None
+        for turn in (True, False):
+            with self.told_once():
+                if (self.runtime.local_rank == 0) is turn:
+                    opened = Data(*build.build_data(self.config.data))
+        assert opened is not None
         heldout = None if opened.heldout is None else opened.heldout.digest
         mine = platform.node(), opened.train.digest, heldout
         first, *others = self.runtime.gather(mine)
         for rank, other in enumerate(others, 1):
             if other[1:] != first[1:]:
                 which = "train" if other[1] != first[1] else "heldout"
-                raise (UserError if self.is_first else ToldByRank0Error)(
+                raise found_by_all(
                     f"data.{which} has other images on rank {rank} (machine {other[0]}) than on "
                     f"rank 0 (machine {first[0]}): their digests differ. Give every machine the "
-                    "same shards"
+                    "same shards",
+                    speaks=self.is_first,
                 )
         return opened
 
@@ -188,7 +199,9 @@ class Session:
             before = load_everywhere(self.folder.continues, self.runtime)  # rank 0 checked
             model.load_state_dict(dict(before.weights))
             self._go_on_from(before)
-        self._check_space(model, ema=ema is not None)
+        with self.told_once():
+            if self.is_first:
+                self._check_space(model, ema=ema is not None)
         self.runtime.prepare(model, optimizer, self.rule)
         if before is not None:
             self.runtime.restore(before.moments, updates=self._applied)
@@ -212,9 +225,6 @@ class Session:
 
     def _check_space(self, model: nn.Module, *, ema: bool) -> None:
         """UserError in the first seconds where the disk cannot hold what will be kept."""
-        if not self.is_first:
-            self.runtime.from_rank_0(None)
-            return
         output, steps = self.config.output, self.plan.steps
         kept = min(output.keep_checkpoints, -(-steps // output.checkpoint_every))
         kept += steps // output.keep_every if output.keep_every else 0
@@ -224,7 +234,6 @@ class Session:
             self.folder.checkpoints, max(new, 1) * one,
             why=f"the run is to keep {kept} checkpoints of {one / 2**20:.0f} MiB, and",
         )  # fmt: skip
-        self.runtime.from_rank_0(None)
 
     def judged_weights(self) -> AbstractContextManager[None]:
         """The model has the average of the weights inside, where one is kept; all ranks enter."""

@@ -24,7 +24,7 @@ from mimkit.data.index import index_path
 from mimkit.data.sources.shards import ShardSource
 from mimkit.data.writer import Item, write_shard
 from mimkit.errors import UserError
-from mimkit.train.runtimes import UpdateRule
+from mimkit.train.runtimes import RUNTIMES, UpdateRule
 from mimkit.train.runtimes._deepspeed_json import KEYS, check_used
 from mimkit.train.runtimes.deepspeed import deepspeed_settings
 
@@ -401,6 +401,18 @@ def test_a_port_that_another_job_uses(tiny: list[str], tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_rank_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    alone = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "2",
+             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
+    for name, value in alone.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"not all of the 2 ranks came within engine.timeout=0.02"):
+        RUNTIMES["deepspeed"](timeout=0.02)
+
+
 def test_print_config_refuses_what_a_run_would(capsys: pytest.CaptureFixture[str]) -> None:
     for bad in ("stem=lnear", "stem.nrm=ln", "mask.num_maskd=3", "mask.num_masked=64"):
         assert main(["pretrain", "--print-config", bad]) == 2
@@ -459,21 +471,28 @@ def _set_with_one_bad_image(shards: Shards, folder: Path) -> Path:
     return folder
 
 
+_OF_BOTH = ("data.train=", "data.heldout=", "data.image_size=", "data.cache_dir=")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("when", ["before they meet", "at the start", "in training"])
+@pytest.mark.parametrize("when", ["before they meet", "when they have met", "in training"])
 def test_two_ranks_end_and_one_of_them_speaks(
     when: str, tiny: list[str], shards: Shards, tmp_path: Path
 ) -> None:
     (tmp_path / "text.safetensors").write_text("<!DOCTYPE html>")
     bad = _set_with_one_bad_image(shards, tmp_path / "bad")
-    word, message = {
-        "before they meet": (f"tokenizer.path={tmp_path / 'text.safetensors'}", "is text, not"),
-        "at the start": (f"data.train={tmp_path / 'missing'}", "do not exist"),
-        "in training": (f"data.train={bad}", "key 'train_005'"),
-    }[when]
+    pretraining = [str(ROOT / "tools" / "pretrain.py"), *tiny, "train.steps=12"]
+    finetuning = [str(ROOT / "tools" / "finetune.py"), "init=null", "stem=linear",
+                  "encoder.size=Ti", "encoder.patch_size=8", "train.batch_size=8",
+                  *(word for word in tiny if word.startswith(_OF_BOTH))]  # fmt: skip
+    words, message = {
+        "before they meet": ([*pretraining, f"tokenizer.path={tmp_path / 'text.safetensors'}"],
+                             "is text, not"),
+        "when they have met": ([*finetuning, "model.classes=5"], "names 4 classes"),
+        "in training": ([*pretraining, f"data.train={bad}"], "key 'train_005'"),
+    }[when]  # fmt: skip
     launcher = ("-m", "deepspeed.launcher.runner", "--num_accelerators=2", "--master_port=29741")
-    words = [*tiny, "engine.runtime=deepspeed", "train.steps=12"]
-    ended = _tool([*words, word], tmp_path, launcher)
+    ended = command([*launcher, *words, "engine.runtime=deepspeed"], cwd=tmp_path)
     said = " ".join((ended.out + ended.err).split())
     assert ended.code != 0
     assert ended.seconds < 60

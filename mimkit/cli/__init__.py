@@ -11,13 +11,13 @@ from contextlib import nullcontext
 from typing import NoReturn
 
 from mimkit import __version__
-from mimkit.errors import Interrupted, ToldByRank0Error, UserError
+from mimkit.errors import Interrupted, ToldByAnotherError, UserError
 from mimkit.interrupts import exit_code, interruptible
 from mimkit.registry import nearest
 
 # How gloo and nccl say that the other end of a connection is gone.
 _LOST = ("losed by peer", "eset by peer", "Broken pipe", "remote process exited")
-_TIMED_OUT = ("imed out waiting", "collective operation timeout")
+_TIMED_OUT = ("imed out waiting", "collective operation timeout", "pplication timeout")
 
 
 _RESUMED = {
@@ -29,7 +29,7 @@ _RESUMED = {
     "make_tokens": "; the same command goes on where it was",
 }
 _PATIENCE = 15  # seconds that a rank waits for rank 0 to speak
-_MOMENT = 3  # seconds: longer than rank 0 needs to end by itself
+_MOMENT = 3  # seconds: longer than the rank that speaks needs to end by itself
 
 
 def verbs() -> list[str]:
@@ -59,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with interruptible() if verb in _RESUMED else nullcontext():
             code: int = run(words[1:])
         return code
-    except ToldByRank0Error:
-        time.sleep(_PATIENCE)  # or until the launcher ends all
+    except ToldByAnotherError:
+        time.sleep(_MOMENT)  # that one speaks, and the launcher ends all with the first
         return 2
     except Interrupted as interruption:
         if int(os.environ.get("RANK", "0")):

@@ -1,8 +1,8 @@
 """Accidents on purpose: what a run promises to survive, tried on small real runs on this machine.
 
 Every drill trains the embedded data by `mimkit pretrain` itself, in processes forked from this one
-(which saves the seconds of importing torch, nothing else), breaks something, and compares what is
-left or what comes of going on with a run that nobody disturbed.
+(which saves the seconds of importing torch and numba, nothing else), breaks something, and compares
+what is left or what comes of going on with a run that nobody disturbed.
 """
 
 import importlib

@@ -4,25 +4,40 @@ import os
 import resource
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 from mimkit.drills import Drill
-from mimkit.drills._runs import PATIENCE, STEPS, Bench, expect, expect_equal
+from mimkit.drills._runs import (
+    PATIENCE,
+    SAVED_EVERY,
+    STEPS,
+    Bench,
+    change_step,
+    expect,
+    expect_equal,
+    linger,
+)
 
 _LIMIT = 1 << 20  # bytes of a file: less than a checkpoint's
 _SMALL = 20  # MiB of a disk: one checkpoint fits, three do not
 _DAMAGES = {"model.safetensors": "flip", "state.json": "cut", "optimizer.safetensors": "remove"}
+_LEFT = STEPS - len(_DAMAGES) * SAVED_EVERY  # the update of the only sound checkpoint
 
 
 def damaged(bench: Bench) -> str:
-    """A flipped byte, a file that was cut, one that is missing, in the newest checkpoint."""
-    for name, how in _DAMAGES.items():
-        run = bench.half_done(f"damaged-{how}")
-        _damage(_newest(run) / name, how)
-        said = bench.finish(run)
-        expect("step-00000008: update 8 of" in said, f"{name}, {how}: {said[:600]}")
-        expect("passed over: " in said and name in said, f"{name}, {how}: not a word of it")
-        expect_equal(run, bench.undisturbed)
+    """A flipped byte, a file that was cut, one that is missing, in the newest ones."""
+    run = bench.half_done("damaged")
+    folders = sorted((run / "checkpoints").iterdir(), reverse=True)[: len(_DAMAGES)]
+    for folder, (name, how) in zip(folders, _DAMAGES.items(), strict=True):
+        _damage(folder / name, how)
+    said = bench.finish(run)
+    expect(f"step-{_LEFT:08d}: update {_LEFT} of" in said, f"it took another: {said[:600]}")
+    reasons = said.split("passed over: ")[1:]
+    expect(len(reasons) == len(_DAMAGES), f"{len(reasons)} were passed over: {said[:1500]}")
+    for reason, folder, name in zip(reasons, folders, _DAMAGES, strict=True):
+        expect(folder.name in reason and name in reason, f"not a word of {name}: {reason[:300]}")
+    expect_equal(run, bench.undisturbed)
     return ", ".join(f"{how} {name}" for name, how in _DAMAGES.items())
 
 
@@ -37,10 +52,6 @@ def all_damaged(bench: Bench) -> str:
     return "refused with code 2"
 
 
-def _newest(run: Path) -> Path:
-    return run / "checkpoints" / f"step-{STEPS:08d}"
-
-
 def _damage(path: Path, how: str) -> None:
     data = bytearray(path.read_bytes())
     if how == "remove":
@@ -52,45 +63,47 @@ def _damage(path: Path, how: str) -> None:
 
 def full(bench: Bench) -> str:
     """Files cannot grow; and, where this process may mount one, a disk of 20 MiB."""
-    run = bench.new_folder("full")
-    process = bench.start(run, breaks=[_limit_files])[0]
-    code = process.wait(PATIENCE)
-    said = process.said()
-    expect(code == 2 and "cannot write" in said, f"code {code}: {said[-500:]}")
-    bench.finish(run)
-    expect_equal(run, bench.undisturbed)
-    return "a limit of file sizes" + (" and a small disk" if _small_disk(bench) else "")
+    disk = bench.new_folder("disk")
+    disk.mkdir()
+    mounted = not os.geteuid() and _mounts(f"size={_SMALL}m", disk)
+    run = disk / "run"
+    try:
+        if mounted:
+            _is_refused(bench, run)
+            expect(_mounts(f"remount,size={5 * _SMALL}m", disk), "no larger disk")
+        process = bench.start(run, breaks=[_limit_files])[0]
+        code, said = process.wait(PATIENCE), process.said()
+        expect(code == 2 and "cannot write" in said, f"code {code}: {said[-500:]}")
+        if mounted:
+            _fills(bench, run)
+        bench.finish(run)
+        expect_equal(run, bench.undisturbed)
+    finally:
+        if mounted:  # lazily: a loader process that is still leaving keeps it busy for a moment
+            subprocess.run(["umount", "--lazy", str(disk)], check=False)
+    return "a limit of file sizes" + (" and a small disk" if mounted else "")
 
 
 def _limit_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (_LIMIT, resource.RLIM_INFINITY))
 
 
-def _small_disk(bench: Bench) -> bool:
-    """Refused in seconds by the space that will be needed; goes on when there is more."""
-    disk = bench.new_folder("disk")
-    disk.mkdir()
-    if os.geteuid() or not _mounts(f"size={_SMALL}m", disk):
-        return False
-    try:
-        process = bench.start(disk / "run")[0]
-        code = process.wait(PATIENCE)
-        said = process.said()
-        expect(code == 2 and "MiB are free in" in said, f"code {code}: {said[-500:]}")
-        expect(not (disk / "run" / "metrics.jsonl").exists(), "it trained first")
-        filler = disk / "filler"  # it fits at the start, and no more in the middle
-        expect(_mounts(f"remount,size={5 * _SMALL}m", disk), "no larger disk")
-        process = bench.start(disk / "run")[0]
-        _fill_when_saved(disk, filler)
-        code, said = process.wait(PATIENCE), process.said()
-        expect(code == 2 and "MiB are free" in said + "MiB free there", f"code {code}: {said}")
-        filler.unlink()
-        bench.finish(disk / "run")
-        expect_equal(disk / "run", bench.undisturbed)
-    finally:
-        # lazily: a loader process that is still leaving keeps it busy for a moment
-        subprocess.run(["umount", "--lazy", str(disk)], check=False)
-    return True
+def _is_refused(bench: Bench, run: Path) -> None:
+    """In seconds, by the space that will be needed."""
+    process = bench.start(run)[0]
+    code, said = process.wait(PATIENCE), process.said()
+    expect(code == 2 and "MiB are free in" in said, f"code {code}: {said[-500:]}")
+    expect(not (run / "metrics.jsonl").exists(), "it trained first")
+
+
+def _fills(bench: Bench, run: Path) -> None:
+    """The run fits at the start, and no more in the middle."""
+    filler = run.parent / "filler"
+    process = bench.start(run, breaks=[partial(change_step, linger)])[0]
+    _fill_when_saved(run, filler)
+    code, said = process.wait(PATIENCE), process.said()
+    expect(code == 2 and "MiB are free" in said, f"code {code}: {said[-500:]}")
+    filler.unlink()
 
 
 def _mounts(options: str, folder: Path) -> bool:
@@ -98,12 +111,12 @@ def _mounts(options: str, folder: Path) -> bool:
     return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
-def _fill_when_saved(disk: Path, filler: Path) -> None:
+def _fill_when_saved(run: Path, filler: Path) -> None:
     """All but 1 MiB, as soon as there is a checkpoint."""
     limit = time.monotonic() + PATIENCE
-    while not list(disk.glob("run/checkpoints/step-*")) and time.monotonic() < limit:
+    while not list(run.glob("checkpoints/step-*")) and time.monotonic() < limit:
         time.sleep(0.002)
-    free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+    free = os.statvfs(run).f_bavail * os.statvfs(run).f_frsize
     filler.write_bytes(b"x" * max(free - (1 << 20), 0))
 
 
@@ -114,9 +127,10 @@ def clock(bench: Bench) -> str:
         when = time.time() + (86_400 if number % 2 else -(10**9))
         os.utime(path, (when, when), follow_symlinks=False)
     process = bench.start(run, breaks=[_clock_goes_back])[0]
-    code = process.wait(PATIENCE)
+    code, newest = process.wait(PATIENCE), STEPS - SAVED_EVERY
     expect(code == 0, f"code {code}: {process.said()[-500:]}")
-    expect("step-00000008: update 8 of" in process.said(), "it did not take the newest checkpoint")
+    said = f"step-{newest:08d}: update {newest} of"
+    expect(said in process.said(), "it did not take the newest checkpoint")
     expect_equal(run, bench.undisturbed)
     return "files and clock moved by days"
 

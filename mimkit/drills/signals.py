@@ -3,6 +3,7 @@
 import signal
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from mimkit.drills import Drill
@@ -14,15 +15,18 @@ from mimkit.drills._runs import (
     expect,
     expect_close,
     expect_equal,
+    linger,
+    updates_done,
     wait_for_update,
 )
 from mimkit.train import checkpoint
 
 
-def _stopped(bench: Bench, number: signal.Signals, code: int) -> None:
-    run = bench.new_folder(number.name)
-    process = bench.start(run)[0]
-    wait_for_update([process], run, 1)
+def _stopped(bench: Bench, run: Path, number: signal.Signals, code: int) -> None:
+    """Starts the run or goes on with it, and stops it some updates later."""
+    before = updates_done(run)
+    process = bench.start(run, breaks=[partial(change_step, linger)])[0]
+    wait_for_update([process], run, before + 1)
     process.send(number)
     ended = process.wait(PATIENCE)
     expect(ended == code, f"{number.name} ended it with code {ended}: {process.said()[-400:]}")
@@ -31,14 +35,15 @@ def _stopped(bench: Bench, number: signal.Signals, code: int) -> None:
     said = f"stopped by {number.name}: saved after update "
     expect(said in process.said(), f"it does not say how it ended: {process.said()[-400:]}")
     expect("Traceback" not in process.said(), f"it says too much: {process.said()[-600:]}")
-    bench.finish(run)
-    expect_equal(run, bench.undisturbed)
 
 
 def asked(bench: Bench) -> str:
-    _stopped(bench, signal.SIGTERM, 75)
-    _stopped(bench, signal.SIGUSR1, 75)
-    _stopped(bench, signal.SIGINT, 130)
+    """One run, stopped by each in turn."""
+    run = bench.new_folder("asked")
+    for number, code in ((signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)):
+        _stopped(bench, run, number, code)
+    bench.finish(run)
+    expect_equal(run, bench.undisturbed)
     return "SIGTERM and SIGUSR1 end with code 75, Ctrl-C with 130"
 
 
@@ -67,7 +72,7 @@ def _slow(result: Any) -> Any:
 def one_of_two(bench: Bench) -> str:
     """Only rank 1 is told; both stop after the same update, and one process goes on."""
     run = bench.new_folder("two-stopped")
-    ranks = bench.start(run, ranks=2)
+    ranks = bench.start(run, ranks=2, breaks=[partial(change_step, linger)] * 2)
     wait_for_update(ranks, run, 1)
     ranks[1].send(signal.SIGTERM)
     codes = [rank.wait(PATIENCE) for rank in ranks]

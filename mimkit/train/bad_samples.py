@@ -2,7 +2,7 @@
 
 import torch
 
-from mimkit.errors import UserError
+from mimkit.errors import found_by_all
 from mimkit.train.metrics import Sums
 
 NAME = "substituted_samples"  # in metrics, summary and meters
@@ -51,11 +51,10 @@ class BadSamples:
         most = max(self._allowed * drawn, _A_FEW) if self._allowed else 0
         if self.total <= most:
             return
-        if not self._speaks:
-            raise UserError("too many samples were bad; rank 0 says how many")
-        raise UserError(
+        raise found_by_all(
             f"{self.total} of the {drawn} samples drawn so far could not be decoded, and others "
             f"stood in for them; data.max_bad_samples={self._allowed:g} allows {most:g}. The "
             "warnings above name the first. Leave them out with tools/make_shards.py; or go on "
-            "from the last checkpoint by the same command with a higher data.max_bad_samples"
+            "from the last checkpoint by the same command with a higher data.max_bad_samples",
+            speaks=self._speaks,
         )

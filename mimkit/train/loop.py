@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mimkit.batch import Batch
-from mimkit.errors import UserError
+from mimkit.errors import UserError, found_by_all
 from mimkit.train.bad_samples import NAME as BAD_SAMPLES
 from mimkit.train.bad_samples import BadSamples
 from mimkit.train.metrics import Meter, Recorder
@@ -230,9 +230,10 @@ class _Report:
         values = {**means, **({"grad_norm": float(runtime.grad_norm or 0)} if told else {})}
         bad = [name for name, value in values.items() if not math.isfinite(value)]
         if bad:
-            raise UserError(
+            raise found_by_all(
                 f"not finite at update {done}: {', '.join(bad)}; no checkpoint is written of it. "
-                f"Start again with {REMEDY}"
+                f"Start again with {REMEDY}",
+                speaks=runtime.rank == 0,
             )
         return values
 

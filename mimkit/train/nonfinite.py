@@ -6,7 +6,7 @@ from typing import Literal, NoReturn
 import torch
 from torch import nn
 
-from mimkit.errors import ToldByRank0Error, UserError
+from mimkit.errors import found_by_all
 
 Policy = Literal["stop", "skip", "rollback"]
 NAME = "nonfinite_updates"  # in metrics and summary
@@ -79,4 +79,4 @@ class NonFinite:
         return self._go_back(done)
 
     def _stop(self, why: str) -> NoReturn:
-        raise UserError(why) if self._speaks else ToldByRank0Error(why)
+        raise found_by_all(why, speaks=self._speaks)

@@ -1,14 +1,40 @@
-"""A checkpoint on every rank, whether or not the machines share a disk."""
+"""What ranks must know alike: that one of them found something wrong, and a checkpoint."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
+from mimkit.errors import ToldByAnotherError, UserError
 from mimkit.train import checkpoint
 from mimkit.train.checkpoint import Checkpoint
 from mimkit.train.runtimes import Runtime
+
+
+@contextmanager
+def told_once(runtime: Runtime) -> Iterator[None]:
+    """Around what ranks do each for itself: what is wrong there stops all, and one of them says it.
+
+    Every rank must enter it, and nothing inside may wait for another rank.
+
+    Raises:
+        UserError: on the first rank that found something wrong: its own.
+        ToldByAnotherError: on all others, whether they found it too or not.
+    """
+    mine: UserError | None = None
+    try:
+        yield
+    except UserError as error:
+        mine = error
+    found = runtime.gather(None if mine is None else str(mine))
+    speaker = next((rank for rank, text in enumerate(found) if text is not None), None)
+    if speaker is None:
+        return
+    if speaker == runtime.rank and mine is not None:
+        raise mine
+    raise ToldByAnotherError(found[speaker])
 
 
 def load_everywhere(path: Path, runtime: Runtime) -> Checkpoint:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mimkit.errors import UserError
+from mimkit.errors import ToldByAnotherError, UserError
 from mimkit.train.bad_samples import NAME, BadSamples
 from mimkit.train.loop import _Report
 from mimkit.train.metrics import Meter
@@ -19,18 +19,18 @@ def _ranks(number: int, *, before: int = 0, allowed: float = 0.01) -> list[BadSa
     return [BadSamples(before=before, allowed=allowed, speaks=rank == 0) for rank in range(number)]
 
 
-def _exchange(ranks: list[BadSamples], found: list[int], *, drawn: int) -> list[str | None]:
+def _exchange(ranks: list[BadSamples], found: list[int], *, drawn: int) -> list[UserError | None]:
     """What each rank says after all have met with what they `found`."""
     for rank, count in zip(ranks, found, strict=True):
         rank.note(count)
     news = sum(float(rank.news(CPU)[NAME][0]) for rank in ranks)
-    said: list[str | None] = []
+    said: list[UserError | None] = []
     for rank in ranks:
         try:
             rank.settle(news, drawn=drawn)
             said.append(None)
         except UserError as error:
-            said.append(str(error))
+            said.append(error)
     return said
 
 
@@ -64,7 +64,7 @@ def test_where_it_stops(allowed: float, before: int, found: int, drawn: int, sto
     if stops:
         assert f"{before + found} of the {drawn} samples drawn so far" in str(said[0])
         assert f"data.max_bad_samples={allowed:g} allows" in str(said[0])
-        assert "rank 0" in str(said[1])
+        assert [type(error) for error in said] == [UserError, ToldByAnotherError]
 
 
 def test_they_cost_no_exchange_of_their_own() -> None:

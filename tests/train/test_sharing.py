@@ -1,4 +1,5 @@
-"""A checkpoint that only the first machine has reaches every rank whole."""
+"""What one rank finds wrong stops all, and one speaks; a checkpoint that only the first machine has
+reaches every rank whole."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -8,9 +9,10 @@ from typing import Any, cast
 import pytest
 import torch
 
+from mimkit.errors import ToldByAnotherError, UserError
 from mimkit.train import checkpoint
 from mimkit.train.runtimes import Runtime
-from mimkit.train.sharing import load_everywhere
+from mimkit.train.sharing import load_everywhere, told_once
 
 
 class _Exchange:
@@ -38,6 +40,9 @@ class _Rank:
 
     def from_rank_0(self, value: Any) -> Any:
         return self._exchange.all(self.rank, value)[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        return self._exchange.all(self.rank, value)
 
 
 def _saved(folder: Path, *, average: bool) -> Path:
@@ -69,3 +74,31 @@ def test_every_rank_has_the_whole_checkpoint(shared: bool, average: bool, tmp_pa
                              (one.average or {}, alone.average or {})):  # fmt: skip
             assert ours.keys() == theirs.keys()
             assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ([None, None, None], [None, None, None]),
+        (["a", "a", "a"], ["a", "told: a", "told: a"]),
+        ([None, "b", "c"], ["told: b", "b", "told: b"]),  # who found nothing ends as well
+    ],
+)
+def test_what_ranks_find_wrong_one_of_them_says(
+    wrong: list[str | None], said: list[str | None]
+) -> None:
+    exchange = _Exchange(3)
+
+    def check(number: int) -> str | None:
+        try:
+            with told_once(cast(Runtime, _Rank(exchange, number))):
+                if (text := wrong[number]) is not None:
+                    raise UserError(text)
+        except ToldByAnotherError as error:
+            return f"told: {error}"
+        except UserError as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(check, range(3))) == said

@@ -181,6 +181,13 @@ class DeepSpeedRuntime(Runtime):
                 "it, or a firewall closes it. Give each job on a machine a port of its own: "
                 f"deepspeed --master_port N ... ({str(error).splitlines()[0]})"
             ) from error
+        except dist.DistStoreError as error:
+            raise UserError(
+                f"not all of the {os.environ.get('WORLD_SIZE')} ranks came within "
+                f"engine.timeout={timeout:g} minutes: {str(error).splitlines()[0]} The reason is "
+                "what the others said, or a machine was not started; if they are only slow to "
+                "start, set engine.timeout higher"
+            ) from error
         self._deepspeed = deepspeed
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
