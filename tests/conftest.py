@@ -1,17 +1,16 @@
 """What tests of several folders share: tiny shards, a tokenizer file, settings of a tiny run."""
 
-import importlib.util
-import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 from commands import Shards, pretrain
+from photographs import PHOTOGRAPHS, as_jpeg
 from PIL import Image
 
 from mimkit.data.writer import Item, ShardRecord, write_manifest, write_shard
 
-PHOTOGRAPHS = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")  # one class each
+CLASSES = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")  # one class each
 CROPS = {"train": 96, "heldout": 24}
 
 
@@ -27,25 +26,20 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
             record = write_shard(path, [items[i] for i in part], split=split)
             assert record is not None
             records.append(record)
-        write_manifest(folder / split, records, source="photographs", classes=[*PHOTOGRAPHS],
+        write_manifest(folder / split, records, source="photographs", classes=[*CLASSES],
                        settings={})  # fmt: skip
     return Shards(folder / "train", folder / "heldout")
 
 
 def _crops(split: str, total: int) -> list[Item]:
-    spec = importlib.util.find_spec("skimage")
-    assert spec is not None and spec.origin is not None
-    images = [Image.open(Path(spec.origin).parent / "data" / name).convert("RGB")
-              for name in PHOTOGRAPHS]  # fmt: skip
+    images = [Image.open(PHOTOGRAPHS / name).convert("RGB") for name in CLASSES]
     rng = np.random.default_rng([*CROPS].index(split))
     items = []
     for number in range(total):
         image = images[number % len(images)]
         left, top = (int(rng.integers(side - 144)) for side in image.size)
-        buffer = io.BytesIO()
         crop = image.resize((48, 48), Image.Resampling.BICUBIC, (left, top, left + 144, top + 144))
-        crop.save(buffer, "JPEG", quality=92)
-        items.append(Item(f"{split}_{number:03d}", buffer.getvalue(), "jpg", number % len(images)))
+        items.append(Item(f"{split}_{number:03d}", as_jpeg(np.asarray(crop)), "jpg", number % len(images)))
     return items
 
 

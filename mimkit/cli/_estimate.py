@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from mimkit.cli._arguments import command_time
 from mimkit.config import Config
 from mimkit.errors import UserError
+from mimkit.train.stopwatch import duration
 
 if TYPE_CHECKING:  # slow to import, and --help does not need it
     from mimkit.estimate import Estimate
@@ -47,10 +48,10 @@ def estimate(config: Config, *, steps: int) -> int:
 
 def _text(found: "Estimate", config: Config) -> str:
     memory = "GPU memory" if found.on_gpu else "memory, loader processes apart,"
-    parts = ", ".join(f"{name} {_duration(s)}" for name, s in found.parts.items() if s >= 0.5)
+    parts = ", ".join(f"{name} {duration(s)}" for name, s in found.parts.items() if s >= 0.5)
     return "\n".join([
         f"estimate of '{config.name}' from {found.measured_steps} updates:",
-        f"  time    {_duration(found.seconds)} for {found.steps} updates of {found.step:.3g} s "
+        f"  time    {duration(found.seconds)} for {found.steps} updates of {found.step:.3g} s "
         f"({found.images_per_second:.0f} images/s)",
         f"          {parts}",
         f"  memory  {found.peak_bytes / _GIB:.2f} GiB of {memory} a rank",
@@ -58,10 +59,3 @@ def _text(found: "Estimate", config: Config) -> str:
         f"{found.checkpoint_bytes / _GIB:.3f} GiB",
         f"  images  {found.images:,} views are trained on",
     ])  # fmt: skip
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min"

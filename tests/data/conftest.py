@@ -1,24 +1,16 @@
 """Real photographs, and shards made of them with the real writer."""
 
-import importlib.util
-import io
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from photographs import PHOTOGRAPHS, as_jpeg
 from PIL import Image
 
 from mimkit.data.writer import Item, write_shard
 
-PHOTOGRAPHS = Path(str(importlib.util.find_spec("skimage").origin)).parent / "data"
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
-
-
-def as_jpeg(pixels: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=92)
-    return buffer.getvalue()
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 import torch
-from conftest import PHOTOGRAPHS, as_jpeg
+from photographs import PHOTOGRAPHS, as_jpeg
 from PIL import Image
 from torchvision.transforms import functional as tv
 
