@@ -67,11 +67,29 @@ def test_import_mimkit_imports_nothing_heavy() -> None:
     assert loaded.isdisjoint(HEAVY)
 
 
+def test_a_pretraining_does_not_wait_for_what_it_does_not_use() -> None:
+    """`import timm` takes as long as `import torch`, DeepSpeed is one of two engines."""
+    loaded = _modules_after("import mimkit.pretraining")
+    assert "torch" in loaded
+    assert loaded.isdisjoint({"timm", "torchvision", "deepspeed", "transformers", "sympy"})
+
+
 def test_help_and_print_config_do_not_wait_for_torch() -> None:
     helps = [[verb, "--help"] for verb in verbs()]
-    for words in (["--help"], *helps, ["train_tokenizer", "--print-config"]):
-        code = f"from mimkit.cli import main\ntry:\n  main({words!r})\nexcept SystemExit: pass"
-        assert _modules_after(code).isdisjoint(HEAVY), words
+    code = f"""
+import sys
+from mimkit.cli import main
+for words in {[["--help"], *helps, ["train_tokenizer", "--print-config"]]!r}:
+    try:
+        main(words)
+    except SystemExit:
+        pass
+    print("LOADED", *words, [name for name in {HEAVY!r} if name in sys.modules])
+"""
+    ended = command(["-c", code], cwd=ROOT)
+    said = [line for line in ended.out.splitlines() if line.startswith("LOADED")]
+    assert len(said) == len(helps) + 2, ended.err
+    assert [line for line in said if not line.endswith("[]")] == []
 
 
 def test_importing_every_module_changes_nothing() -> None:

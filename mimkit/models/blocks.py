@@ -3,11 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-
-# timm's MLP (exact GELU) and LayerScale are BEiT's; its blocks draw drop path from the global
-# generator and take no bias on the scores, so the block itself is ours.
-from timm.layers.layer_scale import LayerScale
-from timm.layers.mlp import Mlp
 from torch import Tensor, nn
 
 from mimkit.errors import UserError
@@ -15,6 +10,34 @@ from mimkit.models.attention import Attention, QkvBias
 from mimkit.random import Purpose, torch_generator
 
 EPS = 1e-6  # of every LayerNorm in BEiT and timm
+
+# timm's blocks draw drop path from the global generator and take no bias on the scores. Its MLP and
+# LayerScale are these, but importing them takes as long as importing torch.
+
+
+class LayerScale(nn.Module):
+    """Multiplies each of D channels by a learned number."""
+
+    def __init__(self, width: int, *, start: float) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((width,), start))
+
+    def forward(self, tokens_BND: Tensor) -> Tensor:
+        return tokens_BND * self.gamma
+
+
+class Mlp(nn.Module):
+    """D -> hidden -> D with an exact GELU between."""
+
+    def __init__(self, width: int, *, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.act = nn.GELU()
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, tokens_BND: Tensor) -> Tensor:
+        out_BND: Tensor = self.fc2(self.act(self.fc1(tokens_BND)))
+        return out_BND
 
 
 class AttentionBranch(nn.Module):
@@ -39,7 +62,7 @@ class MlpBranch(nn.Module):
     def __init__(self, width: int, *, layer_scale: float | None) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width, eps=EPS)
-        self.mlp = Mlp(width, hidden_features=4 * width)
+        self.mlp = Mlp(width, hidden=4 * width)
         self.ls = _scale(width, layer_scale)
 
     def forward(self, tokens_BND: Tensor) -> Tensor:
@@ -149,4 +172,4 @@ def _add(tokens_BND: Tensor, residuals: Sequence[Tensor], *, keep_BR: Tensor | N
 
 
 def _scale(width: int, layer_scale: float | None) -> nn.Module:
-    return nn.Identity() if layer_scale is None else LayerScale(width, init_values=layer_scale)
+    return nn.Identity() if layer_scale is None else LayerScale(width, start=layer_scale)

@@ -3,11 +3,8 @@
 import copy
 
 import torch
-
-# timm's index of relative places is BEiT's own; its RelPosBias is read outside `forward`, which
-# ZeRO-3 has to guess, and starts from noise where BEiT starts from zero.
-from timm.layers.pos_embed_rel import gen_relative_position_index
 from torch import Tensor, nn
+from torch.nn import functional
 
 from mimkit.batch import Grid
 
@@ -15,6 +12,20 @@ from mimkit.batch import Grid
 def absolute_positions(*, grid: Grid, width: int) -> nn.Parameter:
     """Learned embeddings (1, 1 + N, D), the class token's first, then patches row by row."""
     return nn.Parameter(torch.zeros(1, 1 + grid[0] * grid[1], width))
+
+
+def relative_places(grid: Grid) -> Tensor:
+    """BEiT's number (1 + N, 1 + N) of where a key lies as seen from a query; the class token's
+    first, which has the last three: to patches, from patches, to itself."""
+    height, width = grid
+    row_N, column_N = (place.flatten() for place in torch.meshgrid(
+        torch.arange(height), torch.arange(width), indexing="ij"))  # fmt: skip
+    down_NN = row_N[:, None] - row_N + height - 1
+    right_NN = column_N[:, None] - column_N + width - 1
+    place_NN = functional.pad(down_NN * (2 * width - 1) + right_NN, (1, 0, 1, 0))
+    last = (2 * height - 1) * (2 * width - 1)
+    place_NN[0], place_NN[:, 0], place_NN[0, 0] = last, last + 1, last + 2
+    return place_NN
 
 
 class RelativePositionBias(nn.Module):
@@ -31,7 +42,7 @@ class RelativePositionBias(nn.Module):
         self.tokens = 1 + grid[0] * grid[1]
         places = (2 * grid[0] - 1) * (2 * grid[1] - 1) + 3
         self.table = nn.Parameter(torch.zeros(places, heads))
-        index = gen_relative_position_index(grid, class_token=True)
+        index = relative_places(grid)
         self.register_buffer("index", index.flatten(), persistent=False)
 
     def forward(self) -> Tensor:
