@@ -1,6 +1,7 @@
 """Run folders: which one a command belongs to, and what is written there at the start."""
 
 import fcntl
+import itertools
 import json
 import os
 import platform
@@ -102,9 +103,14 @@ def _refuse_another_run(path: Path, config: BaseModel) -> None:
 
 @dataclass(frozen=True)
 class Lock:
-    """Holds a run folder until it is closed or the process ends, whatever becomes of the object."""
+    """Holds a run folder until it is closed or the process ends, whatever becomes of the object.
+
+    Attributes:
+        made: folders that were not there before, the run's own first.
+    """
 
     descriptor: int
+    made: tuple[Path, ...]
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -118,9 +124,11 @@ def lock(run: RunFolder) -> Lock:
     Raises:
         UserError: another process trains in it.
     """
+    folders = (run.path, *run.path.parents)
+    made = tuple(itertools.takewhile(lambda folder: not folder.exists(), folders))
     with disk_errors(run.path):
         run.path.mkdir(parents=True, exist_ok=True)
-        held = Lock(os.open(run.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        held = Lock(os.open(run.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), made)
     try:
         fcntl.lockf(held.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -132,11 +140,12 @@ def lock(run: RunFolder) -> Lock:
     return held
 
 
-def remove_if_empty(run: RunFolder) -> None:
+def remove_if_empty(run: RunFolder, held: Lock) -> None:
     """What a start that was refused has made: a folder with nothing but the lock in it."""
     if [file.name for file in run.path.iterdir()] == [".lock"]:
         (run.path / ".lock").unlink()
-        run.path.rmdir()
+        for folder in (run.path, *held.made[1:]):
+            folder.rmdir()
 
 
 def changed_settings(run: RunFolder, config: BaseModel) -> list[str]:

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -225,14 +226,12 @@ class Session:
 
     def _check_space(self, model: nn.Module, *, ema: bool) -> None:
         """UserError in the first seconds where the disk cannot hold what will be kept."""
-        output, steps = self.config.output, self.plan.steps
-        kept = min(output.keep_checkpoints, -(-steps // output.checkpoint_every))
-        kept += steps // output.keep_every if output.keep_every else 0
+        most = most_checkpoints(self.config, self.plan.steps)
         one = checkpoint.expected_bytes(model, average=ema)
-        new = kept + 1 - checkpoint.count(self.folder.checkpoints)  # one more while it is written
+        new = most - checkpoint.count(self.folder.checkpoints)
         checkpoint.check_space(
             self.folder.checkpoints, max(new, 1) * one,
-            why=f"the run is to keep {kept} checkpoints of {one / 2**20:.0f} MiB, and",
+            why=f"the run has up to {most} checkpoints of {one / 2**20:.0f} MiB at once, and",
         )  # fmt: skip
 
     def judged_weights(self) -> AbstractContextManager[None]:
@@ -570,18 +569,40 @@ class Session:
         finally:
             if self._lock is not None:
                 with suppress(OSError):  # it must not hide what the start was refused for
-                    runs.remove_if_empty(self.folder)
+                    runs.remove_if_empty(self.folder, self._lock)
 
     def close(self) -> None:
         """Ends the engine; afterwards ranks work on their own."""
+        self.summary["peak_memory_mib"] = max(self.runtime.gather(peak_memory()))
         self.runtime.close()
 
     def finish(self) -> None:
         """Rank 0: the summary, which makes the run a finished one."""
         self.summary["seconds"] = self.stopwatch.numbers()
+        most = max(self.summary["peak_memory_mib"], peak_memory())  # rank 0 may have worked since
+        self.summary["peak_memory_mib"] = most
         write_text(self.folder.path / "summary.json", json.dumps(self.summary, indent=2))
         assert self._lock is not None
         self._lock.close()
+
+
+def most_checkpoints(config: Config | TokenizerConfig | FinetuneConfig, steps: int) -> int:
+    """At once, in a run of so many updates; that which is being written too."""
+    output, every = config.output, config.output.checkpoint_every
+    first = [0] if config.train.on_nonfinite == "rollback" else []
+    last = [steps] if steps % every else []
+    return checkpoint.most_at_once(
+        [*first, *range(every, steps + 1, every), *last],
+        keep=output.keep_checkpoints, keep_every=output.keep_every,
+    )  # fmt: skip
+
+
+def peak_memory() -> int:
+    """MiB, of this process so far: of the GPU where there is one, else resident memory without that
+    of loader processes."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_reserved() >> 20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
 def _cores() -> int:

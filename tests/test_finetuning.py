@@ -365,11 +365,11 @@ def test_bad_settings_are_named_before_training(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     words, expected = BAD[what]
-    base = [*small, f"output.dir={tmp_path / 'run'}"]
+    base = [*small, f"output.dir={tmp_path / 'runs' / 'mine' / 'run'}"]
     if not any(word.startswith("init=") for word in words):
         base.append(f"init={finished_run}")
     assert expected in _refused([*base, *words], capsys)
-    assert not (tmp_path / "run").exists()  # nor an empty folder
+    assert not (tmp_path / "runs").exists()  # nor an empty folder
 
 
 def _relabelled(shards: Shards, folder: Path, classes: list[str]) -> Path:
