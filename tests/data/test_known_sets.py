@@ -15,9 +15,10 @@ from mimkit.errors import UserError
 
 
 def test_counts_are_the_papers() -> None:
-    """Table 9 of the paper: test images and classes of the six transfer sets."""
-    table9 = {"inat18": (24_426, 8_142), "inat19": (3_003, 1_010), "flowers": (6_149, 102),
-              "cars": (8_041, 196), "cifar100": (10_000, 100), "cifar10": (10_000, 10)}  # fmt: skip
+    """Table 9 of the paper, save iNaturalist 2019: of its 268,243 images 265,213 are trained on."""
+    table9 = {"inat18": (24_426, 8_142), "inat19": (268_243 - 265_213, 1_010),
+              "flowers": (6_149, 102), "cars": (8_041, 196), "cifar100": (10_000, 100),
+              "cifar10": (10_000, 10)}  # fmt: skip
     for name, (images, classes) in table9.items():
         assert (KNOWN_SETS[name].test_images, KNOWN_SETS[name].classes) == (images, classes)
 
