@@ -39,7 +39,9 @@ def _crops(split: str, total: int) -> list[Item]:
         image = images[number % len(images)]
         left, top = (int(rng.integers(side - 144)) for side in image.size)
         crop = image.resize((48, 48), Image.Resampling.BICUBIC, (left, top, left + 144, top + 144))
-        items.append(Item(f"{split}_{number:03d}", as_jpeg(np.asarray(crop)), "jpg", number % len(images)))
+        items.append(
+            Item(f"{split}_{number:03d}", as_jpeg(np.asarray(crop)), "jpg", number % len(images))
+        )
     return items
 
 

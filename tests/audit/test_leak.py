@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
-from commands import ROOT, command
 
 from mimkit.audit.leak import block_mask, leaks, leaks_of_run, measured_reach, noise, say
+from mimkit.cli.audit import main
 from mimkit.errors import UserError
 from mimkit.masks import MASKS
 from mimkit.models.init import initialise_stem
@@ -105,14 +105,13 @@ FIELDS = {"stem", "mask_at", "mode", "bn", "visible_moved", "mean_relative", "ma
           "reach_declared", "reach_measured"}  # fmt: skip
 
 
-def test_the_command_writes_table_numbers_and_pictures(tmp_path) -> None:
-    ended = command(
-        [ROOT / "tools/audit.py", "leak", "--stem", "hmlp", "levit:norm=ln", "--mask-at",
-         "after_stem", "before_stem:filler=mean", "--width", "64", "--image", "112", "--json",
-         "leak.json", "--picture", "pictures"], cwd=tmp_path,
-    )  # fmt: skip
-    assert ended.code == 0, ended.err
-    assert "levit:norm=ln" in ended.out
+def test_the_command_writes_table_numbers_and_pictures(tmp_path, capsys) -> None:
+    assert main(
+        ["leak", "--stem", "hmlp", "levit:norm=ln", "--mask-at", "after_stem",
+         "before_stem:filler=mean", "--width", "64", "--image", "112", "--json",
+         str(tmp_path / "leak.json"), "--picture", str(tmp_path / "pictures")]
+    ) == 0  # fmt: skip
+    assert "levit:norm=ln" in capsys.readouterr().out
     rows = json.loads((tmp_path / "leak.json").read_text())
     assert all(set(row) >= FIELDS for row in rows)
     modes = [(row["stem"], row["mask_at"], row["mode"], row["bn"]) for row in rows]
@@ -138,7 +137,5 @@ def test_the_command_writes_table_numbers_and_pictures(tmp_path) -> None:
     ],
 )
 def test_bad_input_is_named(words: list[str], message: str) -> None:
-    from mimkit.cli.audit import main
-
     with pytest.raises(UserError, match=message):
         main(["leak", *words])

@@ -1,5 +1,6 @@
 """Real photographs, and shards made of them with the real writer."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,15 +26,20 @@ def jpegs(photograph: np.ndarray) -> list[bytes]:
     return [as_jpeg(photograph[5 * i : 5 * i + 60, 9 * i : 9 * i + 50 + i]) for i in range(20)]
 
 
-@pytest.fixture
-def shard_folder(tmp_path: Path, jpegs: list[bytes]) -> Path:
-    """Three shards of 7, 5 and 8 samples, labels 0..19."""
-    folder = tmp_path / "shards"
-    folder.mkdir()
+@pytest.fixture(scope="session")
+def written_shards(tmp_path_factory: pytest.TempPathFactory, jpegs: list[bytes]) -> Path:
+    """Three shards of 7, 5 and 8 samples, labels 0..19; to be copied."""
+    folder = tmp_path_factory.mktemp("written")
     items = [Item(f"cat/{i:03d}", jpegs[i], "jpg", i) for i in range(20)]
     for number, (first, last) in enumerate([(0, 7), (7, 12), (12, 20)]):
         write_shard(folder / f"train-{number:05d}.tar", items[first:last], split="train")
     return folder
+
+
+@pytest.fixture
+def shard_folder(tmp_path: Path, written_shards: Path) -> Path:
+    """The three shards in a folder of the test's own."""
+    return Path(shutil.copytree(written_shards, tmp_path / "shards"))
 
 
 @pytest.fixture(autouse=True)

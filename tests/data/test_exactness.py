@@ -7,6 +7,7 @@ Every test is run over every kind of source.
 import math
 import multiprocessing
 import random
+import shutil
 import signal
 import time
 from collections import Counter
@@ -85,9 +86,13 @@ KINDS: dict[str, Callable[[Path, list[bytes]], Source]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=KINDS)
-def source(request: pytest.FixtureRequest, shard_folder: Path, jpegs: list[bytes]) -> Source:
-    return KINDS[request.param](shard_folder, jpegs)
+@pytest.fixture(params=KINDS, scope="module")
+def source(
+    request: pytest.FixtureRequest, written_shards: Path, jpegs: list[bytes],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Source:  # fmt: skip
+    folder = tmp_path_factory.mktemp(request.param) / "shards"
+    return KINDS[request.param](Path(shutil.copytree(written_shards, folder)), jpegs)
 
 
 def prints(source: Source, batch: Batch) -> list[str]:
@@ -102,7 +107,7 @@ def samples(source: Source, batches: Iterable[Batch], num_samples: int) -> list[
     return list(islice(every, num_samples))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def expected(source: Source) -> list[str]:
     """What one process makes, without workers and without a stop, in batches of `GLOBAL`."""
     found = samples(source, stream(source, batch_size=GLOBAL), STEPS * GLOBAL)
