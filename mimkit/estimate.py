@@ -1,32 +1,42 @@
-"""What a pretraining will take: a few real updates in a folder of their own, and arithmetic.
+"""What a pretraining or a finetuning will take: a few real updates in a folder of their own, and
+arithmetic.
 
-The short run has the whole one's model, engine, ranks, batches and loader; it evaluates, draws,
-saves and probes once. Times are measured by the run itself (`seconds` in its summary).
+The short run has the whole one's model, engine, ranks, batches and loader; it saves, evaluates,
+draws, probes and tests as that does, each about once. It measures itself (`seconds` and
+`peak_memory_mib` in its summary).
 """
 
 import contextlib
 import io
 import json
 import os
-import resource
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from mimkit.config import Config
-from mimkit.pretraining import run
+from mimkit.config import Config, FinetuneConfig
+from mimkit.runs import RunFolder
+from mimkit.session import most_checkpoints
 
 _PROBED = 512  # images of each half of the probe in the short run
-_EVALUATED = 512
+_EVALUATED = 512  # of the held-out loss; a finetuning judges all that it has
+
+
+class Length(NamedTuple):
+    """Of the whole run: updates, and images that there are to train on and to judge by."""
+
+    steps: int
+    train: int
+    judged: int
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of the whole run. Seconds, bytes, images."""
+    """Of the whole run. Seconds, bytes, images, patches."""
 
     steps: int
     step: float  # seconds of an update
@@ -37,6 +47,8 @@ class Estimate:
     checkpoint_bytes: int
     disk_bytes: int  # of the run folder at its fullest
     images: int
+    patches: int  # of all images
+    predicted: int  # of them, those whose targets are predicted
     measured_steps: int
 
     @property
@@ -44,20 +56,14 @@ class Estimate:
         return sum(self.parts.values())
 
 
-def measure(config: Config, *, steps: int, started_at: float) -> tuple[Path, int]:
-    """A short run on every rank, under `runs_dir`; its folder and this rank's peak memory."""
+def measure(
+    config: Config | FinetuneConfig, run: Callable[..., RunFolder], *, steps: int, started_at: float
+) -> Path:
+    """`run` on every rank, short, under `runs_dir`; its folder."""
     above = Path(config.output.runs_dir) / f".estimate-{os.getpid()}"
     short = _short(config, steps=steps, folder=above / "run")
     with contextlib.redirect_stdout(io.StringIO()):
-        folder = run(short, started_at=started_at)
-    return folder.path, peak_memory()
-
-
-def peak_memory() -> int:
-    """Of this process so far: memory of the GPU where there is one, else resident memory."""
-    if torch.cuda.is_available():
-        return int(torch.cuda.max_memory_reserved())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return run(short, started_at=started_at).path
 
 
 def remove(folder: Path) -> None:
@@ -67,49 +73,88 @@ def remove(folder: Path) -> None:
         folder.parent.parent.rmdir()
 
 
-def _short(config: Config, *, steps: int, folder: Path) -> Config:
+def _short(config: Config | FinetuneConfig, *, steps: int, folder: Path) -> Config | FinetuneConfig:
+    """A checkpoint is written while the last update is made, as most of the whole run's are."""
     settings = config.model_dump(mode="json")
     settings["train"] |= {"steps": steps, "epochs": None}
-    settings["output"] |= {"dir": str(folder), "checkpoint_every": steps, "picture_every": steps,
-                           "evaluate_every": steps, "keep_every": None}  # fmt: skip
-    settings["data"]["heldout_limit"] = min(config.data.heldout_limit, _EVALUATED)
-    for half in ("train_limit", "heldout_limit"):
-        settings["probe"][half] = min(settings["probe"][half], _PROBED)
-    if settings["probe"].get("every") is not None:
-        settings["probe"]["every"] = steps
-    return Config.model_validate(settings)
+    settings["output"] |= {"dir": str(folder), "checkpoint_every": steps - 1, "keep_every": None,
+                           "evaluate_every": steps}  # fmt: skip
+    if isinstance(config, Config):
+        settings["output"]["picture_every"] = steps
+        settings["data"]["heldout_limit"] = min(config.data.heldout_limit, _EVALUATED)
+        for half in ("train_limit", "heldout_limit"):
+            settings["probe"][half] = min(settings["probe"][half], _PROBED)
+        if config.probe.every is not None:
+            settings["probe"]["every"] = steps
+    return type(config).model_validate(settings)
 
 
-def estimate(config: Config, folder: Path, *, steps: int, peak_bytes: int) -> Estimate:
-    """Out of the folder of a short run.
-
-    Args:
-        steps: of the whole run.
-        peak_bytes: of rank 0.
-    """
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text("utf-8"))
-    rate = summary["images_per_second"]
-    step = config.train.batch_size / rate
-    once = {name: lap["seconds"] / lap["times"] for name, lap in summary["seconds"].items()}
-    output = config.output
+def estimate(config: Config | FinetuneConfig, folder: Path, length: Length) -> Estimate:
+    """Out of the folder of a short run."""
+    short = _Short(folder)
+    steps, batch, output = length.steps, config.train.batch_size, config.output
+    step = batch / short.summary["images_per_second"]
+    saves = _times(output.checkpoint_every, steps)
     evaluations = _times(output.evaluate_every, steps)
     parts = {
-        "start and first update": summary["seconds_to_first_step"],
+        "start and first update": short.summary["seconds_to_first_step"],
         "updates": (steps - 1) * step,
-        "evaluations": evaluations * once.get("evaluate", 0.0) * _more(config, "evaluate"),
-        "pictures": _times(output.picture_every, steps) * once.get("draw", 0.0),
-        "checkpoints": _times(output.checkpoint_every, steps) * once.get("save", 0.0),
-        "probes": once.get("final_probe", 0.0) * _more(config, "probe")
-        + (_times(config.probe.every, steps) * once.get("probe", 0.0) * _more(config, "probe")
-           if config.probe.every is not None else 0.0),
-    }  # fmt: skip
-    saved = _size(folder / "checkpoints")
+        "evaluations": evaluations * short.once("evaluate"),
+        "checkpoints": saves * short.stall(output.checkpoint_every * step) + short.write,
+    }
+    if isinstance(config, Config):
+        parts |= _of_pretraining(config, short, parts["evaluations"], length)
+    else:
+        parts["test"] = short.once("test")
     return Estimate(
-        steps=steps, step=step, images_per_second=rate, parts=parts, peak_bytes=peak_bytes,
-        on_gpu=torch.cuda.is_available(), checkpoint_bytes=saved,
-        disk_bytes=_disk(config, folder, saved, steps=steps),
-        images=steps * config.train.batch_size, measured_steps=summary["steps"],
+        steps=steps, step=step, images_per_second=short.summary["images_per_second"], parts=parts,
+        peak_bytes=short.summary["peak_memory_mib"] << 20, on_gpu=torch.cuda.is_available(),
+        checkpoint_bytes=short.checkpoint, disk_bytes=_disk(config, short, steps=steps),
+        images=steps * batch, patches=steps * batch * short.summary["patches"],
+        predicted=steps * batch * short.summary.get("masked_patches", 0),
+        measured_steps=short.summary["steps"],
     )  # fmt: skip
+
+
+class _Short:
+    """What a short run measured, and wrote."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.summary: dict[str, Any] = json.loads((folder / "summary.json").read_text("utf-8"))
+        lines = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
+        self.lines = len(lines)
+        found = [line for line in map(json.loads, lines) if line["kind"] == "checkpoint"]
+        self.write: float = found[0]["seconds"]  # of a checkpoint, in the background
+        self._stalled: float = found[0]["stalled_seconds"]  # the second one waits for the first
+        self.checkpoint = size(folder / "checkpoints" / f"step-{self.summary['steps']:08d}")
+
+    def once(self, name: str) -> float:
+        """Seconds of what the stopwatch calls so; 0 where it was not done."""
+        lap = self.summary["seconds"].get(name)
+        return float(lap["seconds"] / lap["times"]) if lap else 0.0
+
+    def stall(self, between: float) -> float:
+        """Seconds that training stands still for a checkpoint, with so many between two."""
+        return self._stalled + max(0.0, self.write - between)
+
+
+def _of_pretraining(
+    config: Config, short: _Short, evaluations: float, length: Length
+) -> dict[str, float]:
+    """Where a short run looks at fewer images than the whole one, in proportion."""
+    limit = min(config.data.heldout_limit, length.judged)
+    more = limit / min(limit, _EVALUATED)
+    halves = ((config.probe.train_limit, length.train), (config.probe.heldout_limit, length.judged))
+    whole = [min(limit, there) for limit, there in halves]
+    probed = sum(whole) / sum(min(images, _PROBED) for images in whole)
+    every = config.probe.every  # those on the way look at as many as the short run's
+    on_the_way = 0.0 if every is None else _times(every, length.steps) * short.once("probe")
+    return {
+        "evaluations": evaluations * more,
+        "pictures": _times(config.output.picture_every, length.steps) * short.once("draw"),
+        "probes": short.once("final_probe") * probed + on_the_way,
+    }
 
 
 def _times(every: int, steps: int) -> int:
@@ -117,25 +162,22 @@ def _times(every: int, steps: int) -> int:
     return steps // every + bool(steps % every)
 
 
-def _more(config: Config, what: str) -> float:
-    """How many times the images of the short run the whole one looks at."""
-    if what == "evaluate":
-        return config.data.heldout_limit / min(config.data.heldout_limit, _EVALUATED)
-    whole = config.probe.train_limit + config.probe.heldout_limit
-    return whole / (min(config.probe.train_limit, _PROBED)
-                    + min(config.probe.heldout_limit, _PROBED))  # fmt: skip
+def _disk(config: Config | FinetuneConfig, short: _Short, *, steps: int) -> int:
+    """Checkpoints and the one that is being written, the best weights and those that take their
+    place, pictures, lines of metrics, all else."""
+    output, folder = config.output, short.folder
+    checkpoints, logs = folder / "checkpoints", (folder / "metrics.jsonl", folder / "tensorboard")
+    best, pictures = size(folder / "best"), size(folder / "pictures")
+    evaluations = _times(output.evaluate_every, steps)
+    written = sum(map(size, logs))
+    rest = size(folder) - size(checkpoints) - best - pictures - written
+    lines = steps // output.log_every + evaluations + _times(output.checkpoint_every, steps) + 1
+    drawn = _times(config.output.picture_every, steps) if isinstance(config, Config) else 0
+    return (most_checkpoints(config, steps) * short.checkpoint + best * min(evaluations, 2)
+            + pictures * drawn + written * lines // short.lines + rest)  # fmt: skip
 
 
-def _disk(config: Config, folder: Path, saved: int, *, steps: int) -> int:
-    """Checkpoints that are kept and the one that is being written, pictures, all else."""
-    output = config.output
-    kept = min(output.keep_checkpoints, _times(output.checkpoint_every, steps)) + 1
-    if output.keep_every is not None:
-        kept += steps // output.keep_every
-    pictures = _size(folder / "pictures")
-    rest = _size(folder) - saved - pictures
-    return kept * saved + pictures * _times(output.picture_every, steps) + rest
-
-
-def _size(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+def size(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder; 0 where there is none."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())

@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-import resource
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -154,7 +153,8 @@ class _Finetuning:
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         total = sum(p.numel() for p in self.model.parameters())
         self.session.summary |= {"trained_parameters": trained, "parameters": total,
-                                 "classes": self.classes.num}  # fmt: skip
+                                 "classes": self.classes.num,
+                                 "patches": math.prod(self.model.encoder.grid)}  # fmt: skip
         encoder, roles = self.model.encoder, ", ".join(self.config.train.roles)
         branches = f" of {encoder.branches} branches" if encoder.branches > 1 else ""
         height, width = (side * self.model.stem.patch_size for side in encoder.grid)
@@ -260,23 +260,20 @@ class _Finetuning:
         session = self.session
         session.runtime.from_rank_0(None)  # rank 0 has written them
         chosen = json.loads((session.folder.path / BEST / "best.json").read_text(encoding="utf-8"))
-        session.summary |= {"best_update": chosen["update"], "best_top1": chosen["heldout_top1"],
-                            "peak_memory_mib": self._peak()}  # fmt: skip
-        if self.test is None:
-            return
+        session.summary |= {"best_update": chosen["update"], "best_top1": chosen["heldout_top1"]}
+        if self.test is not None:
+            with session.stopwatch.lap("test"):
+                self._test(self.test)
+
+    def _test(self, test: Source) -> None:
+        session = self.session
         best = open_best(session.folder.path / BEST, self.start.weights)
         device = session.runtime.device
         with torch.autocast(device.type, torch.bfloat16, enabled=session.rule.bf16):
-            predictions = self._predict(best.model.to(device), self.test)
+            predictions = self._predict(best.model.to(device), test)
         session.summary |= _numbers("test", classification_scores(predictions))
         if session.is_first:
             predictions.save(session.folder.path / "test" / FILE)
-
-    def _peak(self) -> int:
-        """MiB: of the GPU, or of this process."""
-        if self.session.runtime.device.type == "cuda":
-            return int(torch.cuda.max_memory_allocated() >> 20)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
 def _twin(model: ImageClassifier) -> ImageClassifier:

@@ -1,5 +1,6 @@
 """One pretraining run, from a configuration to a summary."""
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -107,6 +108,8 @@ class Pretraining:
             facts={"tokenizer": self.parts.tokenizer.fingerprint, **self.kernels},
         )
         session.summary |= audits.numbers()
+        session.summary |= {"patches": math.prod(self.parts.grid),
+                            "masked_patches": self.parts.mask.num_masked}  # fmt: skip
         if session.is_first:
             print(audits.say(), flush=True)
             audits.save(session.folder.path / "audits")

@@ -351,7 +351,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_space_is_asked_for_first(
         assert pretrain(words) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert re.search(
-        r"is to keep 2 checkpoints of \d+ MiB, and needs \d+ MiB, but only 1 MiB", said
+        r"up to 3 checkpoints of \d+ MiB at once, and needs \d+ MiB, but only 1 MiB", said
     )
     assert pretrain(words) == 0
     said = capsys.readouterr().out

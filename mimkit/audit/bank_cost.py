@@ -15,6 +15,7 @@ from mimkit.data.loader import slot_loader
 from mimkit.data.order import Order
 from mimkit.data.sampler import Slot
 from mimkit.data.sources import Source
+from mimkit.pretraining import run
 from mimkit.tokenizers import VisualTokenizer
 
 _BATCH, _BATCHES = 16, 4
@@ -92,7 +93,7 @@ def step_time(config: Config) -> StepTime:
         update={"train": config.train.model_copy(update={"batch_size": batch}),
                 "engine": config.engine.model_copy(update=one_rank)}
     )  # fmt: skip
-    folder, _ = estimate.measure(short, steps=_UPDATES, started_at=time.time())
+    folder = estimate.measure(short, run, steps=_UPDATES, started_at=time.time())
     try:
         summary = json.loads((folder / "summary.json").read_text("utf-8"))
     finally:

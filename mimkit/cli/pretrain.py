@@ -13,7 +13,7 @@ The same command continues a run that was interrupted. Settings and their defaul
 from collections.abc import Sequence
 
 from mimkit.cli._arguments import command_time, find_config, parse, training_parser
-from mimkit.cli._estimate import add_estimate, estimate
+from mimkit.cli._estimate import add_estimate, check_estimate, estimate
 from mimkit.cli._schedule import add_plot_schedule, plot_schedule, warn_of_batch
 from mimkit.config import load_config, to_yaml
 
@@ -35,10 +35,11 @@ def main(argv: Sequence[str]) -> int:
         plot_schedule(config, arguments.plot_schedule)
         return 0
     warn_of_batch(path, config.train, arguments.overrides)
-    if arguments.estimate:
-        return estimate(config, steps=arguments.estimate_steps)
+    check_estimate(arguments)
     from mimkit.pretraining import run  # after the configuration is known to be good: it is slow
 
+    if arguments.estimate:
+        return estimate(config, run, steps=arguments.estimate_steps)
     folder = run(config, started_at=command_time())
     if folder.finished:
         print(f"{folder.path} is finished already (its summary.json has the numbers); choose "

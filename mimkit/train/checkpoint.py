@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -140,6 +140,19 @@ def expected_bytes(model: nn.Module, *, average: bool) -> int:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     whole: int = sum(tensor.numel() for tensor in model.state_dict().values())
     return 4 * (whole * (1 + average) + 2 * trained)
+
+
+def most_at_once(updates: Iterable[int], *, keep: int, keep_every: int | None) -> int:
+    """How many checkpoints there are at most, that which is being written too, where `save` is
+    called after these updates."""
+    newest, for_good, most = list[int](), 0, 0
+    for saved in updates:
+        newest.append(saved)
+        most = max(most, len(newest) + for_good)
+        if len(newest) > keep:
+            old = newest.pop(0)
+            for_good += bool(keep_every) and old % (keep_every or 1) == 0
+    return most
 
 
 def count(folder: Path) -> int:
