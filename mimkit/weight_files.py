@@ -1,9 +1,32 @@
-"""What can be said of a file of weights that a library refuses: whether its end is missing."""
+"""Files of weights: equal ones are equal bytes; and of one that a library refuses, whether its end
+is missing."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
+from safetensors.torch import save
+from torch import Tensor
+
 _LONGEST_HEADER = 100 << 20  # bytes; what safetensors itself reads at most
+
+
+def write_safetensors(
+    path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str]
+) -> None:
+    """What safetensors.torch.save_file writes, with the metadata in order of their names.
+
+    The library's own order is another each time, and its file can only be read by its owner.
+    """
+    written = save({name: tensor.contiguous() for name, tensor in tensors.items()}, dict(metadata))
+    end = 8 + int.from_bytes(written[:8], "little")
+    header = json.loads(written[8:end])
+    header["__metadata__"] = dict(sorted(metadata.items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(memoryview(written)[end:])
 
 
 def cut_short(path: Path) -> str | None:

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from mimkit.errors import UserError
 from mimkit.files import atomic_file
+from mimkit.weight_files import write_safetensors
 
 FORMAT = "mimkit.predictions.1"
 FILE = "predictions.safetensors"  # its usual name in a folder
@@ -84,9 +84,9 @@ class Predictions:
         facts = {"num_classes": self.num_classes, "source": self.source,
                  "classes": self.classes, "made_by": dict(self.made_by or {})}  # fmt: skip
         metadata = {"mimkit_format": FORMAT, "predictions": json.dumps(facts)}
-        tensors = {name: getattr(self, name).contiguous() for name in _COLUMNS}
+        tensors = {name: getattr(self, name) for name in _COLUMNS}
         with atomic_file(path) as temporary:
-            temporary.write_bytes(save(tensors, metadata))
+            write_safetensors(temporary, tensors, metadata=metadata)
 
 
 _COLUMNS = ("index_B", "label_B", "best_BK", "log_confidence_B", "log_probability_B")

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from mimkit.errors import UserError
-from mimkit.weight_files import cut_short
+from mimkit.weight_files import cut_short, write_safetensors
 
 _PICKLES = (b"PK", b"\x80")  # a zip, as torch.save makes them, and a bare pickle
 
@@ -17,9 +16,7 @@ def write_tensors(
     path: Path, weights: Mapping[str, Tensor], *, metadata: Mapping[str, str]
 ) -> None:
     """`format: pt` is what transformers asks for."""
-    contiguous = {name: weight.contiguous() for name, weight in weights.items()}
-    # save_file would make a file that only its owner can read.
-    path.write_bytes(save(contiguous, metadata={"format": "pt", **metadata}))
+    write_safetensors(path, weights, metadata={"format": "pt", **metadata})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
