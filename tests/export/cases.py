@@ -1,5 +1,6 @@
 """Small encoders of every kind, images for them, and their exports."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from mimkit.models.init import initialise
 from mimkit.models.stems import STEMS
 
 HALF = (0.5, 0.5, 0.5)
+WHOLE_MATRIX = bool(os.environ.get("WHOLE_MATRIX"))
 
 
 def formats() -> list:
@@ -22,9 +24,25 @@ def formats() -> list:
         exporter = EXPORTERS[name]()
         missing = [package for package in exporter.packages if find_spec(package) is None]
         marks = [pytest.mark.skipif(bool(missing), reason=f"not installed: {missing}")]
-        marks += [] if exporter.casts else [pytest.mark.slow]
+        marks += [pytest.mark.slow] if writes_graph(name) else []
         found.append(pytest.param(name, marks=marks))
     return found
+
+
+def writes_graph(name: str) -> bool:
+    """Whether the format traces the model, which takes seconds."""
+    return not EXPORTERS[name]().casts
+
+
+def each_format(*cases: tuple) -> list:
+    """(format, *case): every case in every format, but the first alone where a graph is written;
+    with WHOLE_MATRIX=1 all."""
+    return [
+        pytest.param(*one.values, *case, marks=one.marks)
+        for one in formats()
+        for number, case in enumerate(cases)
+        if WHOLE_MATRIX or number == 0 or not writes_graph(*one.values)
+    ]
 
 
 def make_encoder(stem: str = "linear", *, stem_settings=None, **settings) -> ImageEncoder:

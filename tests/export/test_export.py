@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import HALF, export, formats, images, make_encoder
+from cases import HALF, each_format, export, images, make_encoder
 
 from mimkit.errors import UserError
 from mimkit.export import EXPORTERS, ExportReport
@@ -19,11 +19,10 @@ def files_of(path: Path) -> list[Path]:
     return sorted(path.iterdir()) if path.is_dir() else [path]
 
 
-@pytest.mark.parametrize("name", formats())
 @pytest.mark.parametrize(
-    ("stem", "settings"),
-    [("hmlp", {}), ("linear", {"layer_scale": None, "qkv_bias": "qkv"}),
-     ("levit", {"positions": "none", "final_norm": False})],
+    ("name", "stem", "settings"),
+    each_format(("hmlp", {}), ("linear", {"layer_scale": None, "qkv_bias": "qkv"}),
+                ("levit", {"positions": "none", "final_norm": False})),
 )  # fmt: skip
 def test_the_export_loads_back_and_is_equal(tmp_path, name, stem, settings) -> None:
     model, path = make_encoder(stem, depth=2, **settings), tmp_path / "out"
@@ -31,6 +30,7 @@ def test_the_export_loads_back_and_is_equal(tmp_path, name, stem, settings) -> N
     report = export(model, path, name)
     assert report.path == path
     assert report.bytes == sum(file.stat().st_size for file in files_of(path))
+    _check_files(tmp_path, path, report)
     assert report.images == 4
     assert 0 <= report.max_difference <= report.tolerance == (1e-4 if name == "onnx" else 1e-5)
     assert all(found.mean_difference <= found.max_difference for found in report.comparisons)
@@ -42,20 +42,7 @@ def test_the_export_loads_back_and_is_equal(tmp_path, name, stem, settings) -> N
         torch.testing.assert_close(got, model.eval()(images()), rtol=0, atol=report.tolerance)
 
 
-@pytest.mark.parametrize("name", formats())
-def test_files_are_named_hashed_and_readable_by_others(tmp_path, name) -> None:
-    path = tmp_path / "out"
-    report = export(make_encoder("hmlp", depth=1), path, name)
-    beside = [file for file in tmp_path.iterdir() if file != path]
-    everything = {file.name: sha256(file) for file in (*files_of(path), *beside)}
-    assert report.files == everything
-    (tmp_path / "plain").touch()
-    modes = {file.stat().st_mode for file in (*files_of(path), *beside)}
-    assert modes == {(tmp_path / "plain").stat().st_mode}
-
-
-@pytest.mark.parametrize("name", formats())
-@pytest.mark.parametrize("stem", ["hmlp", "conv", "linear_bn"])
+@pytest.mark.parametrize(("name", "stem"), each_format(("hmlp",), ("conv",), ("linear_bn",)))
 def test_a_folded_stem_has_no_batch_norm_and_equals_the_one_it_was(tmp_path, name, stem) -> None:
     model = make_encoder(stem, depth=1).eval()
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -70,14 +57,21 @@ def test_a_folded_stem_has_no_batch_norm_and_equals_the_one_it_was(tmp_path, nam
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
+def _check_files(folder: Path, path: Path, report: ExportReport) -> None:
+    """They are named and hashed, those beside the export too, and readable by others."""
+    everything = [*files_of(path), *(file for file in folder.iterdir() if file != path)]
+    assert report.files == {file.name: sha256(file) for file in everything}
+    (folder / "plain").touch()
+    assert {file.stat().st_mode for file in everything} == {(folder / "plain").stat().st_mode}
+
+
 def test_without_a_batch_norm_there_is_nothing_to_fold(tmp_path) -> None:
     with pytest.raises(UserError, match="stem 'linear' has no batch norm"):
         export(make_encoder(), tmp_path / "out", fold=True)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", formats())
-@pytest.mark.parametrize("wrong", [1e-3, float("nan")])
+@pytest.mark.parametrize(("name", "wrong"), each_format((1e-3,), (float("nan"),)))
 def test_a_difference_is_refused_and_leaves_nothing(tmp_path, monkeypatch, name, wrong) -> None:
     kind = type(EXPORTERS[name]())
     tokens = kind.tokens
