@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 
 from mimkit.errors import UserError
 
+_TEMPORARY = ".*.tmp"  # as `replacing` and `atomic_folder` name what is not whole yet
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _USERS_OWN = (
@@ -134,9 +135,14 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def is_temporary(path: Path) -> bool:
+    """Whether it is what a process that was killed here in writing leaves."""
+    return path.match(_TEMPORARY)
+
+
 def remove_temporary(folder: Path) -> None:
     """Clears away what killed processes left; nobody else may be writing to `folder`."""
-    for path in folder.glob(".*.tmp"):
+    for path in folder.glob(_TEMPORARY):
         if path.is_dir():
             shutil.rmtree(path)
         else:

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from mimkit import __version__
 from mimkit.config import differences, science_hash, science_of, to_yaml
 from mimkit.errors import UserError
-from mimkit.files import disk_errors, write_text
+from mimkit.files import disk_errors, is_temporary, remove_temporary, write_text
 from mimkit.train import checkpoint
 
 LATEST = "latest"  # the link to the newest run, beside it
@@ -50,7 +50,7 @@ def choose_run_folder(config: Any) -> RunFolder:
         path = Path(config.output.dir)
         if path.exists() and not path.is_dir():
             raise UserError(f"output.dir={path} is a file; choose a folder for the run")
-        if path.exists() and any(file.name != ".lock" for file in path.iterdir()):
+        if path.exists() and not all(map(_is_of_a_start, path.iterdir())):
             _refuse_another_run(path, config)
         return _open(path)
     runs = Path(config.output.runs_dir)
@@ -61,6 +61,11 @@ def choose_run_folder(config: Any) -> RunFolder:
         return run
     taken = [int(path.name.rpartition("-")[2]) for path in _numbered(runs, config.name)]
     return _open(runs / f"{config.name}-{max(taken, default=0) + 1:03d}")
+
+
+def _is_of_a_start(path: Path) -> bool:
+    """Whether it is all that a start which was killed leaves before there is a run.json."""
+    return path.name == ".lock" or is_temporary(path)
 
 
 def _numbered(runs: Path, name: str) -> list[Path]:
@@ -91,14 +96,22 @@ def _refuse_another_run(path: Path, config: BaseModel) -> None:
             "choose another folder"
         )
     if found != science_hash(config):
-        old = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+        old = _kept_settings(path)
         new = config.model_dump(mode="json")
         kept = science_of(config)
         changed = differences({k: old.get(k) for k in kept}, {k: new[k] for k in kept})
+        if not old:  # it was killed in its start
+            changed = ["its settings, which were not written yet"]
         raise UserError(
             f"output.dir={path} holds another run; what differs: {'; '.join(changed)}. "
             "Choose another output.dir, or give the settings of that run to continue it"
         )
+
+
+def _kept_settings(run: Path) -> dict[str, Any]:
+    """Of the run in this folder; empty where it was killed before they were written."""
+    path = run / "config.yaml"
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 @dataclass(frozen=True)
@@ -151,12 +164,14 @@ def remove_if_empty(run: RunFolder, held: Lock) -> None:
 def changed_settings(run: RunFolder, config: BaseModel) -> list[str]:
     """`output.log_every: 10 -> 2`: where the run's own configuration differs, which changes no
     number of it."""
-    kept = yaml.safe_load((run.path / "config.yaml").read_text(encoding="utf-8"))
-    return differences(kept, config.model_dump(mode="json"))
+    return differences(_kept_settings(run.path), config.model_dump(mode="json"))
 
 
 def write_start(run: RunFolder, config: BaseModel, *, facts: dict[str, Any]) -> list[str]:
-    """Writes config.yaml and run.json of a new run; for an old one says which versions changed.
+    """Writes run.json and config.yaml of a new run; for an old one says which versions changed.
+
+    run.json comes first: a folder with other files and without it is not ours. What a start that
+    was killed did not come to is done by the next one.
 
     Args:
         facts: what decides the numbers and is not in the configuration: digests, precision.
@@ -167,6 +182,16 @@ def write_start(run: RunFolder, config: BaseModel, *, facts: dict[str, Any]) -> 
     Raises:
         UserError: a fact differs, so the run could not be continued as it was.
     """
+    remove_temporary(run.path)
+    changed = _write_or_compare(run, config, facts=facts)
+    if not (run.path / "config.yaml").exists():
+        _point_latest(run.path)
+        write_text(run.path / "config.yaml", to_yaml(config))
+    return changed
+
+
+def _write_or_compare(run: RunFolder, config: BaseModel, *, facts: dict[str, Any]) -> list[str]:
+    """run.json; see `write_start`."""
     if (run.path / "run.json").exists():
         before = json.loads((run.path / "run.json").read_text(encoding="utf-8"))
         if changed := differences(before["facts"], facts):
@@ -175,12 +200,10 @@ def write_start(run: RunFolder, config: BaseModel, *, facts: dict[str, Any]) -> 
                 "start another run with another output.dir, name or seed"
             )
         return differences(before["versions"], versions())
-    write_text(run.path / "config.yaml", to_yaml(config))
     start = {"mimkit": __version__, "science": science_hash(config), "command": sys.argv,
              "git": _git_state(), "python": platform.python_version(),
              "machine": platform.platform(), "versions": versions(), "facts": facts}  # fmt: skip
     write_text(run.path / "run.json", json.dumps(start, indent=2))
-    _point_latest(run.path)
     return []
 
 

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import torch
 
+from mimkit.config import Config, load_config
 from mimkit.drills import Drill
 from mimkit.drills._runs import Bench, BrokenPromiseError, expect, expect_equal
+from mimkit.resources import configs_folder
+from mimkit.runs import RunFolder, choose_run_folder, lock, write_start
 from mimkit.train import checkpoint
 
 _LARGE, _SMALL = 1 << 19, 1 << 10  # numbers in each tensor: 2 MiB, so that writing takes a while
@@ -45,17 +48,12 @@ def _state(updates: int, size: int) -> checkpoint.Checkpoint:
 
 def _save_in_child(folder: Path, size: int, before: Callable[[], None] = lambda: None) -> int:
     """Saves checkpoints 2 and 3 in a process of its own, which is returned; the first goes."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 99
-    try:
-        before()
+
+    def save() -> None:
         for updates in (2, 3):
             checkpoint.save(folder, _state(updates, size), keep=2)
-        code = 0
-    finally:
-        os._exit(code)
+
+    return _in_child(save, before=before)
 
 
 def _expect_loadable(folder: Path, size: int) -> None:
@@ -110,6 +108,45 @@ def after_every_call(bench: Bench) -> str:
         number += 1
 
 
+def in_start(bench: Bench) -> str:
+    """At every call that touches a run's folder before there is anything in it to go on with."""
+    number = 0
+    while True:
+        run = RunFolder(bench.new_folder("start"), None, False)
+        config = load_config(configs_folder() / "default.yaml", [f"output.dir={run.path}"])
+        pid = _in_child(partial(_begin, run, config), before=partial(_die_at, number, run.path))
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        expect(choose_run_folder(config) == run, "the same command takes another folder")
+        _begin(run, config)
+        left = sorted(path.name for path in run.path.iterdir())
+        expect(left == [".lock", "config.yaml", "run.json"], f"in the folder are {left}")
+        shutil.rmtree(run.path)
+        if code == 0:
+            return f"at each of {number} calls, all begun again"
+        expect(code == -signal.SIGKILL, f"the start ended with code {code}")
+        number += 1
+
+
+def _begin(run: RunFolder, config: Config) -> None:
+    held = lock(run)
+    write_start(run, config, facts={"a": 1})
+    held.close()
+
+
+def _in_child(work: Callable[[], object], *, before: Callable[[], None]) -> int:
+    """A process of its own, which is returned."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 99
+    try:
+        before()
+        work()
+        code = 0
+    finally:
+        os._exit(code)
+
+
 def _die_at(number: int, folder: Path) -> None:
     left = number
 
@@ -127,6 +164,7 @@ def _die_at(number: int, folder: Path) -> None:
 _EQUAL = "the same command continues to a run equal bit for bit"
 DRILLS = [
     Drill("kill -9 in training", _EQUAL, in_training),
+    Drill("kill -9 at every call of a start", "the same command begins again", in_start),
     Drill("kill -9 in saving", "the newest checkpoint is whole", in_saving),
     Drill("kill -9 at every call of saving", "the newest checkpoint is whole", after_every_call),
 ]
