@@ -83,17 +83,21 @@ def test_ranks_change_no_bit(world: int, model: Path, shards: Shards, tmp_path: 
 
 
 @pytest.mark.slow
-def test_two_launched_ranks_say_what_one_says(model: Path, shards: Shards, tmp_path: Path) -> None:
-    records = []
+def test_two_launched_ranks_say_what_one_says(
+    model: Path, shards: Shards, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def given(name: str) -> list[object]:
+        return [model, shards.train, "--workers", "0", "--json", tmp_path / f"{name}.json",
+                "--predictions", tmp_path / name]  # fmt: skip
+
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29763"]
-    for name, words in (("one", []), ("two", launcher)):
-        given = [*words, ROOT / "tools" / "evaluate.py", model, shards.train, "--workers", "0",
-                 "--json", tmp_path / f"{name}.json", "--predictions", tmp_path / name]  # fmt: skip
-        ended = command(given, cwd=tmp_path, timeout=300)
-        assert ended.code == 0, ended.err
-        assert ended.out.count("top-1") == 1
-        records.append(json.loads((tmp_path / f"{name}.json").read_text()))
-    assert records[0] == records[1]
+    words = [*map(str, [*launcher, ROOT / "tools" / "evaluate.py", *given("two")])]
+    ended = command(words, cwd=tmp_path, timeout=300)
+    assert ended.code == 0, ended.err
+    assert _run(*given("one")) == 0
+    assert ended.out.count("top-1") == capsys.readouterr().out.count("top-1") == 1
+    one, two = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two"))
+    assert one == two
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
