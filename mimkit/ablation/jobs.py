@@ -15,6 +15,7 @@ from mimkit import build
 from mimkit.ablation.evaluation import Probing, evaluate
 from mimkit.ablation.machine import Slot, free_port
 from mimkit.ablation.plan import Plan, Run
+from mimkit.ablation.processes import end_with_this_process
 from mimkit.audit.of_run import RunAudits, audit_tokenizer
 from mimkit.banks import fill, halves
 from mimkit.config import Config, to_yaml
@@ -94,6 +95,6 @@ def launch(words: Sequence[str], slot: Slot) -> None:
     ranks = [] if slot.devices else [f"--num_accelerators={slot.ranks}"]
     command = [sys.executable, "-m", "deepspeed.launcher.runner", *ranks,
                f"--master_port={free_port()}", "--module", "mimkit", *words]  # fmt: skip
-    code = subprocess.run(command, check=False).returncode
+    code = subprocess.run(command, check=False, preexec_fn=end_with_this_process).returncode
     if code:
         raise UserError(f"{' '.join(words)} ended with exit code {code}")

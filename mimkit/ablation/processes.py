@@ -10,12 +10,15 @@ import multiprocessing
 import os
 import resource
 import signal
+import site
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -26,6 +29,7 @@ from mimkit.files import write_text
 
 _PRELOADED = ["mimkit.pretraining", "mimkit.ablation.jobs"]
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Job:
 
 
 def process_context(*, cuda: bool, engine: str) -> ForkServerContext | SpawnContext:
-    """Where processes come from; the server starts with the first of them.
+    """Where processes come from; a server that forks them is started.
 
     Args:
         engine: the package that trains, imported once too: deepspeed, where it is not plain torch.
@@ -66,7 +70,33 @@ def process_context(*, cuda: bool, engine: str) -> ForkServerContext | SpawnCont
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed warns that it looked for others
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*_PRELOADED, *([engine] if engine != "local" else [])])
+    with _environment(_this_code()):
+        forkserver.ensure_running()
     return context
+
+
+def _this_code() -> dict[str, str]:
+    """What lets a new Python import this mimkit, not one that is installed or in its folder."""
+    root = str(Path(__file__).parents[2])
+    found = {"PYTHONSAFEPATH": "1"}  # no working folder; from Python 3.11 on
+    if root not in site.getsitepackages():
+        paths = [root, os.environ.get("PYTHONPATH")]
+        found["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    return found
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                del os.environ[name]
 
 
 def start(job: Job, context: ForkServerContext | SpawnContext, environment: dict[str, str]
@@ -74,7 +104,7 @@ def start(job: Job, context: ForkServerContext | SpawnContext, environment: dict
     job.result.unlink(missing_ok=True)
     for file in (job.log, job.result):
         file.parent.mkdir(parents=True, exist_ok=True)
-    process = context.Process(target=_live, args=(job, environment))
+    process = context.Process(target=_live, args=(job, environment | _this_code()))
     process.start()
     return process
 
@@ -93,7 +123,7 @@ def _live(job: Job, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     # loader processes are started as in any other run, not by the server that started this one
     multiprocessing.set_start_method(None, force=True)
-    _end_with_parent()
+    _end_with_study()
     _redirect(job.log)
     begun, error = time.perf_counter(), None
     try:
@@ -123,15 +153,22 @@ def _redirect(log: Path) -> None:
         os.dup2(descriptor, stream)
 
 
-def _end_with_parent() -> None:
-    """A study that is killed leaves no run behind that would go on unseen and hold its folder."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
-    parent = os.getppid()
+def _end_with_study() -> None:
+    """A study that is killed leaves no run behind that would go on unseen and hold its folder.
+
+    The server that forked this process is no witness: it lives as long as any process it made.
+    """
+    study = multiprocessing.parent_process()
+    assert study is not None, "a job is started by `start`"
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
+        study.join()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def end_with_this_process() -> None:
+    """For `preexec_fn`: the new program is told to stop when this process is gone."""
+    if _LIBC is not None:
+        _LIBC.prctl(_DEATH_SIGNAL, signal.SIGTERM)

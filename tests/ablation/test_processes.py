@@ -2,9 +2,14 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import ROOT
 
 from mimkit.ablation.machine import machine_slots
 from mimkit.ablation.processes import Ended, Job, process_context, read_ended, start
@@ -65,3 +70,55 @@ def test_slots_divide_the_gpus_that_are_visible(monkeypatch: pytest.MonkeyPatch)
     assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in slots] == ["1,3", "5,7"]
     with pytest.raises(UserError, match="needs 6 GPUs, and 4 are visible"):
         machine_slots(jobs=3, ranks=2, visible=None)
+
+
+STUDY = """
+import sys, runpy
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from mimkit.ablation import processes
+processes._PRELOADED[:] = ["mimkit.errors"]  # the others take ten seconds
+job = processes.Job(runpy.run_path, {"path_name": "job.py"}, Path("log"), Path("result.json"))
+context = processes.process_context(cuda=False, engine="local")
+processes.start(job, context, {}).join()
+"""
+JOB = """
+import os, subprocess, sys, mimkit
+from mimkit.ablation.processes import end_with_this_process
+print(mimkit.__file__, os.getpid(), flush=True)
+say = "import mimkit, os, time; print(mimkit.__file__, os.getpid(), flush=True); time.sleep(99)"
+subprocess.run([sys.executable, "-c", say], preexec_fn=end_with_this_process)
+"""
+
+
+def _is_gone(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state == "Z"
+
+
+def _wait(until: Callable[[], object], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not until():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_jobs_run_the_code_of_their_study_and_end_with_it(tmp_path: Path) -> None:
+    """Killed with a signal that it cannot answer; another mimkit lies in the working folder."""
+    (tmp_path / "mimkit").mkdir()
+    (tmp_path / "mimkit" / "__init__.py").touch()
+    (tmp_path / "job.py").write_text(JOB)
+    study = subprocess.Popen([sys.executable, "-c", STUDY, str(ROOT)], cwd=tmp_path)
+    log = tmp_path / "log"
+    try:
+        _wait(lambda: log.exists() and log.read_text().count("\n") == 2)
+    finally:
+        study.kill()
+        study.wait()
+    (first, job), (second, launched) = map(str.split, log.read_text().splitlines())
+    assert first == second == str(ROOT / "mimkit" / "__init__.py")
+    _wait(lambda: _is_gone(int(job)) and _is_gone(int(launched)))
