@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from mimkit.ablation.significance import MOST_SEEDS
+from mimkit.ablation.wording import TITLES
+from mimkit.train.stopwatch import duration
 
 Record = dict[str, Any]
 Row = dict[str, str]
@@ -33,15 +35,20 @@ def main_table(record: Record) -> list[Row]:
     rows = []
     for arm, found in record["arms"].items():
         row = {"arm": arm, "stem": _stem(found["stem"]),
-               "GFLOPs": f"{found['cost']['gflops_paper']:.3g}"}  # fmt: skip
+               "GFLOPs": _gflops(found["cost"])}  # fmt: skip
         for measure in record["measures"]:
-            row[f"{measure} %"] = percent(found["means"].get(measure))
+            row[f"{TITLES[measure]}, %"] = percent(found["means"].get(measure))
         for role in ("reference", "control"):
             if study[role] is not None:
-                row[f"minus {study[role]}"] = _difference(record, arm, study[role])
+                row[f"minus {study[role]}, points"] = _difference(record, arm, study[role])
         row |= _published(found["published"])
         rows.append(row)
     return rows
+
+
+def _gflops(cost: Record) -> str:
+    """By the paper's rule, three digits."""
+    return f"{cost['gflops_paper']:#.3g}".removesuffix(".")
 
 
 def _stem(stem: dict[str, Any]) -> str:
@@ -66,11 +73,11 @@ def _difference(record: Record, arm: str, against: str) -> str:
 
 def _published(row: Record | None) -> Row:
     if row is None:
-        return {"paper GFLOPs": "", "paper supervised": "", "paper BeiT": ""}
+        return {"paper GFLOPs": "", "paper supervised, %": "", "paper BeiT, %": ""}
     return {
         "paper GFLOPs": f"{row['gflops']:.2f}",
-        "paper supervised": _spread(row["supervised"], row["supervised_std"]),
-        "paper BeiT": _spread(row["beit"], row["beit_std"]),
+        "paper supervised, %": _spread(row["supervised"], row["supervised_std"]),
+        "paper BeiT, %": _spread(row["beit"], row["beit_std"]),
     }
 
 
@@ -94,7 +101,7 @@ def _evidence(one: Record) -> Row:
         "corrected": signed(one["corrected"]),
         "p (Holm)": "" if one["adjusted_p"] is None else f"{one['adjusted_p']:.3f}",
         "images too": signed(one["images"]),
-        "McNemar p by seed": ", ".join(f"{pair['p']:.3f}" for pair in pairs),
+        "McNemar p": ", ".join(f"{pair['p']:.3f}" for pair in pairs),
         "would see": "" if one["smallest"] is None else f"{100 * one['smallest']:.1f}",
         "seeds for +0.38": _seeds(needed),
     }
@@ -113,13 +120,13 @@ def cost_table(record: Record) -> list[Row]:
         cost, summary = found["cost"], found["summary"]
         rows.append({
             "arm": arm,
-            "M parameters": f"{cost['params'] / 1e6:.2f}",
-            "GFLOPs": f"{cost['gflops']:.3f}",
-            "of stem": f"{cost['stem_share']:.1%}",
-            "ms train": f"{cost['ms_train']:.1f}",
-            "leak, training": _leak(summary, "train"),
-            "leak, eval": _leak(summary, "eval"),
-            "held-out loss": _nats(summary.get("heldout_loss")),
+            "parameters, M": f"{cost['params'] / 1e6:.2f}",
+            "GFLOPs": _gflops(cost),
+            "of them in the stem": f"{cost['stem_share']:.1%}",
+            "training, ms an image": f"{cost['ms_train']:.1f}",
+            "leak in training": _leak(summary, "train"),
+            "leak in evaluation": _leak(summary, "eval"),
+            "held-out loss, nats": _nats(summary.get("heldout_loss")),
         })  # fmt: skip
     return rows
 
@@ -129,7 +136,7 @@ def _leak(summary: Record, mode: str) -> str:
     by = summary.get(f"leak_{mode}_mean_relative")
     if moved is None or by is None:
         return ""
-    return f"{moved[0]:.0%} by {by[0]:.1%}" if moved[0] else "none"
+    return f"{moved[0]:.0%} of tokens by {by[0]:.1%}" if moved[0] else "none"
 
 
 def _nats(interval: Sequence[float | None] | None) -> str:
@@ -142,16 +149,26 @@ def _nats(interval: Sequence[float | None] | None) -> str:
 
 def views_table(record: Record) -> list[Row]:
     """Training loss of every arm at equal steps, FLOPs and time."""
-    titles = {"steps": "equal steps ({:.0f})", "flops": "equal FLOPs ({:.3g} P)",
-              "time": "equal time ({:.0f} s of a core)"}  # fmt: skip
-    rows = []
-    for arm in record["arms"]:
-        row = {"arm": arm}
-        for view in record["views"]:
-            title = titles[view["budget"]].format(view["amount"])
-            row[title] = _nats(view["loss"].get(arm))
-        rows.append(row)
-    return rows if record["views"] else []
+    titles = [_budget(view["budget"], view["amount"]) for view in record["views"]]
+    return [
+        {"arm": arm, **{title: _nats(view["loss"].get(arm))
+                        for title, view in zip(titles, record["views"], strict=True)}}
+        for arm in record["arms"] if record["views"]
+    ]  # fmt: skip
+
+
+def _budget(name: str, amount: float) -> str:
+    if name == "steps":
+        return f"equal steps: {amount:.0f}"
+    if name == "flops":
+        return f"equal FLOPs: {_flops(amount)}"
+    return f"equal time: {duration(amount)} of a core"
+
+
+def _flops(peta: float) -> str:
+    units = ((1e3, "E"), (1, "P"), (1e-3, "T"))
+    scale, unit = next((pair for pair in units if peta >= pair[0]), (1e-6, "G"))
+    return f"{peta / scale:.3g} {unit}FLOPs"
 
 
 def runs_table(record: Record) -> list[Row]:
@@ -160,12 +177,16 @@ def runs_table(record: Record) -> list[Row]:
         {
             "arm": run["arm"],
             "seed": str(run["seed"]),
-            **{f"{m} %": percent([run["accuracy"][m], None, None]) if m in run["accuracy"] else ""
+            **{f"{TITLES[m]}, %": percent(_alone(run["accuracy"].get(m)))
                for m in record["measures"]},
-            "s": f"{run['spent'].get('wall', 0):.0f}",
-            "s of processor": f"{run['spent'].get('process', 0):.0f}",
-            "MiB": f"{run['spent'].get('memory_mib', 0):.0f}",
+            "time, s": f"{run['spent'].get('wall', 0):.0f}",
+            "processor, s": f"{run['spent'].get('process', 0):.0f}",
+            "memory, MiB": f"{run['spent'].get('memory_mib', 0):.0f}",
             "folder": run["folder"],
         }
         for run in record["runs"]
     ]  # fmt: skip
+
+
+def _alone(value: float | None) -> list[float | None] | None:
+    return None if value is None else [value, None, None]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from mimkit.ablation.comparison import Comparison
 from mimkit.ablation.intervals import Interval
 from mimkit.ablation.significance import MOST_SEEDS
+from mimkit.ablation.wording import TITLES
 
 
 @dataclass(frozen=True)
@@ -35,42 +36,43 @@ def verdict(
         nothing = "There is no verdict: no arm has finished runs beside the reference's."
         return Verdict((nothing, "Run the study again to go on with what failed."), (), ())
     if all(one.corrected is None for one in reference):
-        return Verdict(_one_seed(reference, measure), (), ())
+        return Verdict(_one_seed(TITLES[measure]), (), ())
     shown = [one for one in reference if one.shown]
     better = tuple(one.arm for one in shown if one.difference.interval.value > 0)
     worse = tuple(one.arm for one in shown if one.difference.interval.value < 0)
-    first = _shown(shown, measure, confidence) if shown else _none(reference, measure, confidence)
+    say = _shown if shown else _none
+    first = say(shown or reference, TITLES[measure], confidence)
     return Verdict((first, _second(better, reference, control)), better, worse)
 
 
-def _one_seed(reference: Sequence[Comparison], measure: str) -> tuple[str, str]:
+def _one_seed(title: str) -> tuple[str, str]:
     return (
-        f"There is no verdict on {measure}: with one seed, what a stem does cannot be told from "
-        "what another seed would have done.",
+        f"There is no verdict on {title} accuracy: with one seed, what a stem does cannot be told "
+        "from what another seed would have done.",
         "Set seeds to three or more; finished runs are kept.",
     )
 
 
-def _shown(shown: Sequence[Comparison], measure: str, confidence: float) -> str:
+def _shown(shown: Sequence[Comparison], title: str, confidence: float) -> str:
     parts = [
         f"{one.arm} is {'better' if one.difference.interval.value > 0 else 'worse'} than "
         f"{one.against} by {points(one.corrected)}"
         for one in shown
     ]
-    return f"In {measure} accuracy {'; '.join(parts)} ({_level(confidence)})."
+    return f"In {title} accuracy {'; '.join(parts)} ({_level(confidence)})."
 
 
-def _none(reference: Sequence[Comparison], measure: str, confidence: float) -> str:
+def _none(reference: Sequence[Comparison], title: str, confidence: float) -> str:
     best = max(reference, key=lambda one: one.difference.interval.value)
     return (
-        f"In {measure} accuracy no stem is shown to be better or worse than {best.against}: every "
-        f"interval holds zero, that of the highest mean too ({best.arm}, {points(best.corrected)}; "
-        f"{_level(confidence)})."
+        f"In {title} accuracy no arm is shown to be better or worse than {best.against}: every "
+        f"interval holds zero, also that of the highest mean ({best.arm}, "
+        f"{points(best.corrected)}; {_level(confidence)})."
     )
 
 
 def _level(confidence: float) -> str:
-    return f"{100 * confidence:g} % intervals over seeds, paired, corrected by Holm"
+    return f"{100 * confidence:g} % intervals, paired by seed, corrected for the number of arms"
 
 
 def _second(
@@ -80,9 +82,9 @@ def _second(
     if named := [by_name[arm] for arm in better if arm in by_name]:
         kept = [one for one in named if one.shown and one.difference.interval.value > 0]
         said = "; ".join(f"{one.arm} {points(one.corrected)}" for one in named)
-        more = ", ".join(one.arm for one in kept) or "none of them"
-        return (f"Against {named[0].against}, which pays the stem's FLOPs for plain blocks, "
-                f"better is shown of {more}: {said}.")  # fmt: skip
+        who = " and ".join(one.arm for one in kept) or "none of them"
+        return (f"Better than the control {named[0].against} too, which spends a stem's FLOPs on "
+                f"plain blocks, is {who}: {said}.")  # fmt: skip
     return could_have_seen(reference)
 
 
@@ -95,10 +97,12 @@ def could_have_seen(comparisons: Sequence[Comparison]) -> str:
     seeds = [one.seeds_for_paper for one in able if one.seeds_for_paper is not None]
     few, many = min(seeds), max(seeds)
     needed = f"{few} to {_count(many)}" if few != many else _count(few)
+    least, most = f"{100 * min(smallest):.1f}", f"{100 * max(smallest):.1f}"
+    wide = least if least == most else f"{least} to {most}"
     return (
-        f"With {able[0].difference.seeds} seeds it would have seen, four times in five, "
-        f"differences of {100 * min(smallest):.1f} to {100 * max(smallest):.1f} points depending "
-        f"on the arm; the paper's +0.38 would take {needed} seeds."
+        f"With {able[0].difference.seeds} seeds it could have shown, four times in five, a true "
+        f"difference of {wide} points, depending on the arm; one as small as the paper's +0.38 "
+        f"would take {needed} seeds."
     )
 
 

@@ -5,6 +5,23 @@ from typing import Any
 Record = dict[str, Any]
 
 
+TITLES = {
+    "knn": "kNN",
+    "linear": "linear probe",
+    "attentive": "attentive probe",
+    "finetuning": "finetuning",
+    "supervised": "supervised",
+}
+_MEASURED = {
+    "knn": "an image of the held-out split gets the label of its nearest training images, by the "
+    "features of the encoder as it was pretrained",
+    "linear": "a linear classifier is trained on those features, the encoder stays as it is",
+    "attentive": "a classifier that attends to the patches is trained, the encoder stays as it is",
+    "finetuning": "the encoder and a classifier are trained on, with labels",
+    "supervised": "the same architecture is trained with labels from scratch",
+}
+
+
 def setting_line(record: Record) -> str:
     """What was run, in a line."""
     study, seeds = record["study"], len(record["study"]["seeds"])
@@ -13,34 +30,72 @@ def setting_line(record: Record) -> str:
     return (
         f"{len(record['arms'])} arms x {seeds} seed{'s' if seeds > 1 else ''}, {finished} of "
         f"{len(record['runs'])} runs finished; {' and '.join(study['regimes'])}; "
-        f"{budget[study['budget']]}; the verdict is about {study['primary']} accuracy on held-out "
-        "images."
+        f"{budget[study['budget']]}; the verdict is about {TITLES[study['primary']]} accuracy on "
+        "held-out images."
     )
 
 
-def legend(record: Record) -> str:
-    """Under the main table."""
+def legend(record: Record) -> list[str]:
+    """Under the main table: what is ours, and what is the paper's."""
     study, paper = record["study"], record["paper"]
     level = f"{100 * study['confidence']:g} %"
-    return (
-        f"Accuracies: mean over seeds, ± half of the {level} t-interval. Differences are paired by "
-        f"seed, in points of {study['primary']} accuracy, with the interval of Holm's correction "
-        "for the number of arms; * where it excludes zero. GFLOPs by the paper's rule (a "
-        "multiply-add once, 5 a normalised element). Columns in italics are the paper's: other "
-        f"data, other budget, other size ({paper['setting']}; {paper['source']}); ± is its "
-        "standard deviation over five runs. They can be compared with each other, not with ours."
-    )
+    return [
+        f"Accuracies in %: mean over seeds, ± half of the {level} t-interval. Differences are "
+        f"paired by seed, in points of {TITLES[study['primary']]} accuracy, with the interval of "
+        "Holm's correction for the number of arms; * where it excludes zero. GFLOPs, here and "
+        "below, are of the forward pass of an image by the paper's rule: a multiply-add once, 5 a "
+        "normalised element.",
+        "Columns that begin with 'paper' are of other data, another budget and another size: "
+        f"{paper['setting']}; {paper['source']}; ± is its standard deviation over five runs. They "
+        "can be compared with each other, not with ours.",
+    ]
 
 
-def evidence_legend(record: Record) -> str:
+def evidence_terms(record: Record) -> list[tuple[str, str]]:
+    """Each column of the evidence, and what it says."""
     level = f"{100 * record['study']['confidence']:g} %"
-    return (
-        f"points: paired {level} t-interval of one comparison; corrected: at the level of Holm's "
-        "step. images too: bootstrap over seeds and images, too narrow with few seeds. McNemar "
-        "compares two trained models, not two stems: runs of one stem with two seeds differ too. "
-        "would see: the true difference in points that this many seeds show four times in five; "
-        "seeds for +0.38: how many would show the paper's."
-    )
+    return [
+        ("points", f"mean difference, paired by seed, with the {level} t-interval of this one "
+         "comparison"),
+        ("corrected", "the same at the level of Holm's step; the verdict stands on it"),
+        ("images too", "interval of a bootstrap over seeds and images; too narrow with few seeds"),
+        ("McNemar p", "by seed; compares two trained models, not two stems: runs of one stem with "
+         "two seeds differ too"),
+        ("would see", "the true difference, in points, that as many seeds show four times in five"),
+        ("seeds for +0.38", "how many would show the paper's difference four times in five"),
+    ]  # fmt: skip
+
+
+VIEWS_LEGEND = (
+    "A curve that is cut had not ended: its learning rate would have come down in a run of that "
+    "length. FLOPs of training are three times those of the forward pass, a multiply-add twice."
+)
+LEAK_LEGEND = (
+    "Leak: how many visible tokens move, and by how much of their length, when only pixels under "
+    "the mask change (on noise images)."
+)
+
+
+def words(record: Record) -> list[tuple[str, str]]:
+    """What somebody needs who has not read the paper."""
+    study = record["study"]
+    found = [
+        ("stem", "the first layers of a vision transformer, that turn an image into one token a "
+         "patch"),
+        ("arm", "what is compared: a stem, or another change, with all else equal"),
+        ("seed", "one repetition of all arms with the same images, crops, masks and equal initial "
+         "weights; another seed draws others. How much the results move from seed to seed is what "
+         "the intervals are made of"),
+        (study["reference"], "the reference: every other arm is compared with it"),
+    ]  # fmt: skip
+    if study["control"] is not None:
+        found.append((study["control"], "the control: spends a costly stem's FLOPs on something "
+                      "plain, as a deeper encoder does"))  # fmt: skip
+    found += [
+        ("points", "percentage points of accuracy; an interval is written [low, high]"),
+        *((f"{TITLES[measure]} accuracy", _MEASURED[measure]) for measure in record["measures"]),
+    ]
+    return found
 
 
 def paired_lines(record: Record) -> list[str]:

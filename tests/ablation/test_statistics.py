@@ -187,12 +187,12 @@ def _arm(*accuracies: float) -> Scores:
 def test_no_winner_without_an_interval_that_excludes_zero() -> None:
     unclear = _verdict({"linear": _arm(0.60, 0.62, 0.61), "hmlp": _arm(0.61, 0.60, 0.65)})
     assert (unclear.better, unclear.worse) == ((), ())
-    assert "no stem is shown" in str(unclear) and "+0.38" in str(unclear)
+    assert "no arm is shown" in str(unclear) and "+0.38" in str(unclear)
     clear = _verdict({"linear": _arm(0.60, 0.62, 0.61), "hmlp": _arm(0.650, 0.671, 0.662),
                       "big": _arm(0.651, 0.672, 0.659)}, control="big")  # fmt: skip
     assert set(clear.better) == {"hmlp", "big"}
     assert "hmlp is better than linear by +5.10 [" in str(clear)
-    assert "better is shown of none of them" in str(clear)
+    assert "the control big too, which spends" in str(clear) and "is none of them: " in str(clear)
 
 
 def test_one_seed_gives_no_verdict_and_says_why() -> None:

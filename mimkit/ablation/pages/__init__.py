@@ -19,11 +19,15 @@ from mimkit.ablation.tables import (
     views_table,
 )
 from mimkit.ablation.wording import (
-    evidence_legend,
+    LEAK_LEGEND,
+    TITLES,
+    VIEWS_LEGEND,
+    evidence_terms,
     legend,
     paired_lines,
     repeat_lines,
     setting_line,
+    words,
 )
 from mimkit.files import atomic_file, write_text
 
@@ -62,9 +66,12 @@ def _context(record: Record) -> dict[str, Any]:
         "record": record,
         "setting": setting_line(record),
         "legend": legend(record),
-        "evidence_legend": evidence_legend(record),
+        "evidence_terms": evidence_terms(record),
+        "views_legend": VIEWS_LEGEND,
+        "leak_legend": LEAK_LEGEND,
+        "words": words(record),
         "main": main_table(record),
-        "evidence": {m: evidence_table(record, m) for m in _in_order(record)},
+        "evidence": {TITLES[m]: evidence_table(record, m) for m in _in_order(record)},
         "views": views_table(record),
         "cost": cost_table(record),
         "paired": paired_lines(record),
