@@ -213,11 +213,13 @@ def _rank(rank: int, world: int, port: int, folder: str) -> None:
     os.environ |= {"LOCAL_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     runtime = RUNTIMES["deepspeed"]()
-    found = {stage: _averaged(runtime, _rule(stage, world)) for stage in range(4)}
-    for stage in (1, 3):  # where the engine's masters are the weights themselves
+    whole = world > 1 or torch.cuda.is_available()  # one process on a CPU divides nothing
+    stages = range(4) if whole else (0, 3)
+    found = {stage: _averaged(runtime, _rule(stage, world)) for stage in stages}
+    for stage in (1, 3) if whole else (1,):  # where the engine's masters are the weights themselves
         found[f"{stage}, bf16"] = _averaged(runtime, _rule(stage, world, bf16=True))
     torch.save(found, Path(folder) / f"{rank}.pt")
-    disturbed = {stage: _disturbed(runtime, _rule(stage, world)) for stage in range(4)}
+    disturbed = {stage: _disturbed(runtime, _rule(stage, world)) for stage in stages}
     torch.save(disturbed, Path(folder) / f"disturbed-{rank}.pt")
     runtime.close()
 
@@ -246,10 +248,8 @@ def test_every_stage_averages_leaves_out_and_goes_back_alike(world: int, tmp_pat
             trained = [n for n in found["average"] if not n.startswith("norm.")]
             assert all(torch.equal(other[stage]["average"][n], found["average"][n])
                        for n in trained), stage  # fmt: skip
-    first, others = (
-        of_ranks[0][0]["average"],
-        [of_ranks[0][stage]["average"] for stage in (1, 2, 3)],
-    )
+    first, *others = (found["average"] for stage, found in of_ranks[0].items()
+                      if "bf16" not in str(stage))  # fmt: skip
     for other in others:
         for name in first:
             assert torch.allclose(first[name].float(), other[name].float(), atol=1e-5), name
