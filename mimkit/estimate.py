@@ -24,6 +24,7 @@ from mimkit.session import most_checkpoints
 
 _PROBED = 512  # images of each half of the probe in the short run
 _EVALUATED = 512  # of the held-out loss; a finetuning judges all that it has
+_PIXELS = 3 * 32 * 32 * 4  # bytes of an image as kNN on raw pixels has it
 
 
 class Length(NamedTuple):
@@ -108,7 +109,8 @@ def estimate(config: Config | FinetuneConfig, folder: Path, length: Length) -> E
         parts["test"] = short.once("test")
     return Estimate(
         steps=steps, step=step, images_per_second=short.summary["images_per_second"], parts=parts,
-        peak_bytes=short.summary["peak_memory_mib"] << 20, on_gpu=torch.cuda.is_available(),
+        peak_bytes=(short.summary["peak_memory_mib"] << 20) + _more_memory(config, short, length),
+        on_gpu=torch.cuda.is_available(),
         checkpoint_bytes=short.checkpoint, disk_bytes=_disk(config, short, steps=steps),
         images=steps * batch, patches=steps * batch * short.summary["patches"],
         predicted=steps * batch * short.summary.get("masked_patches", 0),
@@ -145,8 +147,7 @@ def _of_pretraining(
     """Where a short run looks at fewer images than the whole one, in proportion."""
     limit = min(config.data.heldout_limit, length.judged)
     more = limit / min(limit, _EVALUATED)
-    halves = ((config.probe.train_limit, length.train), (config.probe.heldout_limit, length.judged))
-    whole = [min(limit, there) for limit, there in halves]
+    whole = _probed(config, length)
     probed = sum(whole) / sum(min(images, _PROBED) for images in whole)
     every = config.probe.every  # those on the way look at as many as the short run's
     on_the_way = 0.0 if every is None else _times(every, length.steps) * short.once("probe")
@@ -155,6 +156,24 @@ def _of_pretraining(
         "pictures": _times(config.output.picture_every, length.steps) * short.once("draw"),
         "probes": short.once("final_probe") * probed + on_the_way,
     }
+
+
+def _probed(config: Config, length: Length) -> tuple[int, int]:
+    """Images of both halves of the probe at the end of the whole run."""
+    probe = config.probe
+    return min(probe.train_limit, length.train), min(probe.heldout_limit, length.judged)
+
+
+def _more_memory(config: Config | FinetuneConfig, short: _Short, length: Length) -> int:
+    """Bytes that the probe of the whole run keeps beyond those of the short one, at most.
+
+    On a CPU, where features lie in the memory that is told; kNN makes two copies of the gallery.
+    """
+    on_cpu = not torch.cuda.is_available()
+    if not (isinstance(config, Config) and on_cpu and "knn_top1" in short.summary):
+        return 0
+    gallery, queries = (max(0, images - _PROBED) for images in _probed(config, length))
+    return (3 * gallery + queries) * _PIXELS
 
 
 def _times(every: int, steps: int) -> int:
