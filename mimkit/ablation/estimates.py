@@ -1,11 +1,15 @@
 """Time and disk of a study before it begins, from measured steps and counted weights."""
 
+import math
 from dataclasses import dataclass
 
 from mimkit import build
 from mimkit.ablation.budgets import ArmCost
-from mimkit.ablation.plan import Plan
+from mimkit.ablation.classifiers import CLASSIFIERS, classifier_config
+from mimkit.ablation.plan import Plan, Run
 from mimkit.ablation.runner import tasks_of
+from mimkit.config import FinetuneConfig, SourceConfig, StudyConfig
+from mimkit.encoder_io import sides_of
 from mimkit.train.stopwatch import duration
 
 _OVERHEAD = 1.25  # optimizer, loader and evaluations over forward and backward, measured
@@ -33,7 +37,15 @@ class Estimate:
         if self.seconds is not None:
             time = f"about {duration(self.seconds)} on this machine if nothing else runs"
         done = f", {self.finished} finished" if self.finished else ""
-        return f"{self.runs} runs{done}; {time}; {self.gigabytes:.2g} GB of disk"
+        return f"{self.runs} runs{done}; {time}; {self.gigabytes:#.3g} GB of disk"
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Of one task: milliseconds of a core, and gigabytes that stay."""
+
+    milliseconds: float
+    gigabytes: float
 
 
 def estimate(plan: Plan, costs: dict[str, ArmCost], *, cores: int | None) -> Estimate:
@@ -41,23 +53,75 @@ def estimate(plan: Plan, costs: dict[str, ArmCost], *, cores: int | None) -> Est
     Args:
         cores: that train; None on GPUs.
     """
-    study, milliseconds, images_of_banks, gigabytes = plan.study, 0.0, 0, 0.0
-    data, heldout = build.build_data(plan.arms[study.reference].data)
-    todo = [run for run in plan.runs if tasks_of(study, run)]
-    probed = sum(min(limit, len(source)) for limit, source in
-                 zip(study.probe_images, (data, heldout or data), strict=True))  # fmt: skip
-    for run in todo:
-        cost, train = costs[run.arm], run.config.train
-        images = build.num_steps(train, data.epoch_length) * train.batch_size
-        milliseconds += images * cost.ms_train * _OVERHEAD
-        milliseconds += probed * cost.ms_forward if "probes" in study.regimes else 0
-        gigabytes += cost.params * 4e-9 * _STATES * run.config.output.keep_checkpoints
-        images_of_banks = max(images_of_banks, images)
-    grid = build.build_tokenizer(plan.arms[study.reference]).grid(
-        *[plan.arms[study.reference].data.token_size] * 2
-    )
-    banks = {run.config.data.seed_of_views(run.seed) for run in todo}
-    gigabytes += 2e-9 * grid[0] * grid[1] * images_of_banks * len(banks)
-    seconds = None if cores is None else milliseconds / 1e3 / cores + _START * len(todo)
-    finished = len(plan.runs) - len(todo)
-    return Estimate(len(plan.runs), finished, seconds, gigabytes)
+    sources = _Sources()
+    todo = [(run, tasks_of(plan.study, run)) for run in plan.runs]
+    works = {task.name: _work(plan.study, run, task.what, costs[run.arm], sources)
+             for run, tasks in todo for task in tasks}  # fmt: skip
+    missing = [run for run, tasks in todo if tasks]
+    gigabytes = sum(one.gigabytes for one in works.values()) + _banks(plan, missing, sources)
+    seconds = None
+    if cores is not None:
+        seconds = sum(one.milliseconds for one in works.values()) / 1e3 / cores + _START * len(
+            works
+        )
+    return Estimate(len(plan.runs), len(plan.runs) - len(missing), seconds, gigabytes)
+
+
+class _Sources:
+    """Images to train on and held-out images; each data set is opened once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, int]] = {}
+
+    def images(self, data: SourceConfig) -> tuple[int, int]:
+        key = data.model_dump_json(include=set(SourceConfig.model_fields))
+        if key not in self._known:
+            train, heldout = build.build_data(data)
+            self._known[key] = train.epoch_length, 0 if heldout is None else len(heldout)
+        return self._known[key]
+
+
+def _work(study: StudyConfig, run: Run, what: str, cost: ArmCost, sources: _Sources) -> _Work:
+    for regime in CLASSIFIERS:
+        if what == regime:
+            config = classifier_config(study, run, regime)
+            return _classifying(config, cost, sources, side=run.config.data.image_size)
+    return _pretraining(study, run, cost, sources)
+
+
+def _classifying(config: FinetuneConfig, cost: ArmCost, sources: _Sources, *, side: int) -> _Work:
+    """
+    Args:
+        side: of the images that the cost is of.
+    """
+    images, heldout = sources.images(config.data)
+    steps = build.num_steps(config.train, images)
+    judged = heldout * math.ceil(steps / config.output.evaluate_every)
+    spent = steps * config.train.batch_size * cost.ms_train * _OVERHEAD + judged * cost.ms_forward
+    rows, columns = sides_of(config.data.image_size)
+    states = _STATES * config.output.keep_checkpoints + 1  # and the best weights
+    return _Work(rows * columns / side**2 * spent, states * cost.params * 4e-9)
+
+
+def _pretraining(study: StudyConfig, run: Run, cost: ArmCost, sources: _Sources) -> _Work:
+    spent = _images(run, sources) * cost.ms_train * _OVERHEAD
+    if "probes" in study.regimes:
+        images, heldout = sources.images(run.config.data)
+        train_limit, heldout_limit = study.probe_images
+        spent += cost.ms_forward * (min(train_limit, images) + min(heldout_limit, heldout))
+    return _Work(spent, _STATES * run.config.output.keep_checkpoints * cost.params * 4e-9)
+
+
+def _images(run: Run, sources: _Sources) -> int:
+    """That it sees in all."""
+    train = run.config.train
+    return build.num_steps(train, sources.images(run.config.data)[0]) * train.batch_size
+
+
+def _banks(plan: Plan, runs: list[Run], sources: _Sources) -> float:
+    """Gigabytes of the tokens that these runs share."""
+    config = plan.arms[plan.study.reference]
+    rows, columns = build.build_tokenizer(config).grid(*[config.data.token_size] * 2)
+    banks = {run.config.data.seed_of_views(run.seed) for run in runs}
+    most = max((_images(run, sources) for run in runs), default=0)
+    return 2e-9 * rows * columns * most * len(banks)

@@ -23,12 +23,13 @@ class Run:
     config: Config
     identity: str  # what its folder's name ends in
     home: Path  # the folder of all runs
+    first: str  # of the arms that share it, differing in their classifiers only
 
     @cached_property
     def folder(self) -> Path:
         """A run of this identity that is there, whatever its arm was called; or a new one."""
         found = sorted(self.home.glob(f"*-{self.identity}"))
-        return found[0] if found else self.home / f"{self.arm}-seed{self.seed}-{self.identity}"
+        return found[0] if found else self.home / f"{self.first}-seed{self.seed}-{self.identity}"
 
     @property
     def finished(self) -> bool:
@@ -106,12 +107,13 @@ def make_plan(study: StudyConfig, *, steps: dict[str, int] | None = None) -> Pla
             raise UserError(f"arm '{name}': {error}") from error
     confounds = check_confounds(study, arms)
     facts = {name: _facts(config) for name, config in arms.items()}
-    runs = [
-        Run(name, seed, by_seed[seed][name], _identity(by_seed[seed][name], facts[name]),
-            folder / "runs")
-        for seed in study.seeds
-        for name in arms
-    ]  # fmt: skip
+    runs, first = list[Run](), dict[str, str]()
+    for seed in study.seeds:
+        for name in arms:
+            config = by_seed[seed][name]
+            identity = _identity(config, facts[name])
+            shared = first.setdefault(identity, name)
+            runs.append(Run(name, seed, config, identity, folder / "runs", shared))
     return Plan(study, folder, arms, runs, facts[study.reference], confounds)
 
 

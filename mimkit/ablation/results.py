@@ -15,6 +15,9 @@ from mimkit.ablation.runner import probing_of
 from mimkit.downstream.predictions import Predictions
 from mimkit.errors import UserError
 
+# by arm and seed, then by measure; arms that share a pretraining may be finetuned in other ways
+_Found = dict[tuple[str, int], dict[str, Predictions]]
+
 
 @dataclass(frozen=True)
 class RunResult:
@@ -51,8 +54,8 @@ def collect(plan: Plan) -> tuple[list[RunResult], dict[str, dict[str, Scores]]]:
     Raises:
         UserError: runs of a seed were judged on other images.
     """
-    found = {run.identity: _predictions(plan, run) for run in plan.runs}
-    results = [_result(plan, run, found[run.identity]) for run in plan.runs]
+    found = {(run.arm, run.seed): _predictions(plan, run) for run in plan.runs}
+    results = [_result(plan, run, found[run.arm, run.seed]) for run in plan.runs]
     scores: dict[str, dict[str, Scores]] = {}
     for measure in plan.study.measures:
         _check_same_images(plan, measure, found)
@@ -71,9 +74,9 @@ def _predictions(plan: Plan, run: Run) -> dict[str, Predictions]:
     return {name: predictions for name, predictions in found.items() if predictions is not None}
 
 
-def _check_same_images(plan: Plan, measure: str, found: dict[str, dict[str, Predictions]]) -> None:
-    those = [(run, found[run.identity][measure]) for run in plan.runs
-             if measure in found[run.identity]]  # fmt: skip
+def _check_same_images(plan: Plan, measure: str, found: _Found) -> None:
+    those = [(run, found[run.arm, run.seed][measure]) for run in plan.runs
+             if measure in found[run.arm, run.seed]]  # fmt: skip
     for run, one in those[1:]:
         first = those[0][1]
         same = torch.equal(one.index_B, first.index_B) and torch.equal(one.label_B, first.label_B)
@@ -84,11 +87,11 @@ def _check_same_images(plan: Plan, measure: str, found: dict[str, dict[str, Pred
             )
 
 
-def _scores(plan: Plan, arm: str, measure: str, found: dict[str, dict[str, Predictions]]) -> Scores:
+def _scores(plan: Plan, arm: str, measure: str, found: _Found) -> Scores:
     hits = {
-        run.seed: found[run.identity][measure].correct.numpy()
+        run.seed: found[arm, run.seed][measure].correct.numpy()
         for run in plan.of(arm)
-        if measure in found[run.identity]
+        if measure in found[arm, run.seed]
     }
     return Scores({seed: float(hit.mean()) for seed, hit in hits.items()}, hits)
 

@@ -105,9 +105,10 @@ class StudyRunner:
 
     def run(self) -> None:
         """All that is missing. KeyboardInterrupt ends the processes first."""
-        todo = {run.identity: tasks_of(self.plan.study, run) for run in self.plan.runs}
-        runs = [run for run in self.plan.runs if todo[run.identity]]
-        self._total, self._done, self._walls = sum(map(len, todo.values())), 0, list[float]()
+        todo = [(run, tasks_of(self.plan.study, run)) for run in self.plan.runs]
+        runs = [run for run, tasks in todo if tasks]
+        self._total = len({task.name for _, tasks in todo for task in tasks})
+        self._done, self._walls = 0, list[float]()
         self._free: SimpleQueue[Slot] = SimpleQueue()
         for slot in self.slots:
             self._free.put(slot)
@@ -117,9 +118,9 @@ class StudyRunner:
         self._alone = {run.identity: Lock() for run in runs}
         with ThreadPoolExecutor(len(self.slots)) as threads:
             try:
-                needing = [run for run in runs if _pretrains(todo[run.identity])]
+                needing = [run for run, tasks in todo if _pretrains(tasks)]
                 banks = dict(threads.map(self._bank, sorted(set(map(_seed_of_views, needing)))))
-                each = [(run, todo[run.identity], banks.get(_seed_of_views(run))) for run in runs]
+                each = [(run, banks.get(_seed_of_views(run))) for run in runs]
                 list(threads.map(lambda one: self._live_through(*one), each))
             except KeyboardInterrupt:
                 threads.shutdown(wait=False, cancel_futures=True)
@@ -142,13 +143,14 @@ class StudyRunner:
                 return seed, None
         return seed, folder
 
-    def _live_through(self, run: Run, tasks: list[Task], bank: Path | None) -> None:
+    def _live_through(self, run: Run, bank: Path | None) -> None:
         """The tasks of one run, up to the first that fails.
 
-        Arms that differ in their classifiers only share a pretraining: one of them does it.
+        Arms that differ in their classifiers only share a pretraining: one of them does it, and the
+        others then find it.
         """
         with self._alone[run.identity]:
-            for task in tasks:
+            for task in tasks_of(self.plan.study, run):
                 if not self._one(run, task, bank):
                     return
 

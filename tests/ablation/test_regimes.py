@@ -1,0 +1,96 @@
+"""Finetuning and training from scratch in a study; arms that share a pretraining."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mimkit.ablation.report import load_record
+from mimkit.cli import main
+from mimkit.downstream.predictions import FILE, load_predictions
+
+CLASSIFIER = {
+    "base": "finetune_small",
+    "settings": {
+        "data": {"augment": None},
+        "train": {"epochs": 1, "batch_size": 32},
+        "engine": {"runtime": "local", "precision": "fp32", "workers": 0, "threads": 1},
+        "output": {"tensorboard": False},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def attention_only(tiny_study: Path) -> list[str]:
+    """The command of a study whose two arms differ in what is finetuned."""
+    home = tiny_study.parent
+    study = {
+        "base": str(tiny_study),
+        "name": "attention-only",
+        "folder": str(home / "attention-only"),
+        "arms": {
+            "linear": None, "two_blocks": None, "hmlp": None,
+            "all": {"settings": {"stem": {"name": "linear"}}},
+            "attention": {"settings": {"stem": {"name": "linear"}},
+                          "classifier": {"train": {"roles": ["attention"]}}},
+        },
+        "reference": "all",
+        "control": None,
+        "seeds": [0],
+        "regimes": ["finetuning", "supervised"],
+        "finetuning": CLASSIFIER,
+        "supervised": CLASSIFIER,
+        "primary": "finetuning",
+    }  # fmt: skip
+    path = home / "attention_only.yaml"
+    path.write_text(yaml.safe_dump(study, sort_keys=False), encoding="utf-8")
+    return ["ablate_stems", "--config", str(path)]
+
+
+@pytest.fixture(scope="module")
+def trained(attention_only: list[str], tiny_study: Path) -> Path:
+    assert main(attention_only) == 0
+    return tiny_study.parent / "attention-only"
+
+
+def test_arms_that_differ_in_their_classifier_share_a_pretraining(trained: Path) -> None:
+    record = load_record(trained)
+    assert record["missing"] == [] and record["failures"] == []
+    every, attention = record["runs"]
+    assert every["identity"] == attention["identity"]
+    assert [path.name for path in (trained / "runs").glob("*-seed0-*")] == [
+        f"all-seed0-{every['identity']}"
+    ]
+    assert len(list((trained / "runs").glob("*-seed0-*/finetuning-*"))) == 2
+    assert len(list((trained / "supervised").glob("*-seed0-*"))) == 2
+    trained_parameters = {
+        json.loads(path.read_text())["trained_parameters"]
+        for path in (trained / "runs").glob("*-seed0-*/finetuning-*/summary.json")
+    }
+    assert len(trained_parameters) == 2, "attention only trains fewer weights"
+
+
+def test_accuracies_are_of_each_arms_own_predictions(trained: Path) -> None:
+    record: dict[str, Any] = load_record(trained)
+    folders = {"finetuning": "runs/*-seed0-*/finetuning-*", "supervised": "supervised/*-seed0-*"}
+    for measure, pattern in folders.items():
+        found = {}
+        for folder in trained.glob(pattern):
+            roles = yaml.safe_load((folder / "config.yaml").read_text())["train"]["roles"]
+            hits = load_predictions(folder / "best" / FILE).correct
+            found[roles[0]] = float(hits.double().mean())
+        assert found == {run["arm"]: run["accuracy"][measure] for run in record["runs"]}
+
+
+def test_run_again_nothing_is_trained_and_nothing_is_estimated(
+    trained: Path, attention_only: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = {path: path.stat().st_mtime_ns for path in (trained / "jobs").iterdir()}
+    assert main(attention_only) == 0
+    said = capsys.readouterr().out
+    assert "2 runs, 2 finished; about 0 s" in said and "done in" not in said
+    assert jobs == {path: path.stat().st_mtime_ns for path in (trained / "jobs").iterdir()}
+    assert main([*attention_only, "--dry-run", "seeds=[0,1]"]) == 0
+    assert "4 runs, 2 finished; about" in capsys.readouterr().out
