@@ -132,7 +132,7 @@ def test_an_undecodable_image(workers: int, complaint: Complaint, tmp_path: Path
     items = [Item(f"bad_{i}", b"\xff\xd8\xff\xe0 no picture", "jpg", 0) for i in range(8)]
     (tmp_path / "bad").mkdir()
     write_shard(tmp_path / "bad" / "train-00000.tar", items, split="train")
-    said = complaint(f"data.train={tmp_path / 'bad'}", f"engine.workers={workers}", starts=True)
+    said = complaint(f"data.train={tmp_path / 'bad'}", f"engine.workers={workers}")
     assert "cannot be decoded" in said
     assert "key 'bad_" in said and "train-00000.tar at byte" in said
     assert "data.on_bad_sample=substitute" in said
