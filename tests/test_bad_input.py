@@ -495,7 +495,7 @@ def test_two_ranks_end_and_one_of_them_speaks(
     ended = command([*launcher, *words, "engine.runtime=deepspeed"], cwd=tmp_path)
     said = " ".join((ended.out + ended.err).split())
     assert ended.code != 0
-    assert ended.seconds < 60
+    assert ended.seconds < 100, "a launcher ends its ranks 30 s later; the machine may be busy"
     assert said.count(message) == 1, said
     assert "Traceback" not in said
     assert list(tmp_path.rglob("summary.json")) == []

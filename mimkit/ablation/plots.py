@@ -73,6 +73,8 @@ def _differences(axes: "Axes", record: Record) -> bool:
     study, looks = record["study"], _looks(record)
     rows = [one for one in record["comparisons"][study["primary"]]
             if one["against"] == study["reference"]]  # fmt: skip
+    if not rows:
+        return False
     for y, one in enumerate(rows):
         value, low, high = _percent(one["corrected"] or one["difference"]["interval"])
         if low is not None and high is not None:
@@ -84,7 +86,7 @@ def _differences(axes: "Axes", record: Record) -> bool:
     axes.set_ylim(len(rows) - 0.5, -0.5)
     title = TITLES[study["primary"]]
     axes.set_xlabel(f"{title} accuracy minus that of {study['reference']}, points")
-    return bool(rows)
+    return True
 
 
 def _percent(interval: Sequence[float | None]) -> tuple[float, float | None, float | None]:

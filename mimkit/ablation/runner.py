@@ -116,6 +116,7 @@ class StudyRunner:
         self._context = process_context(cuda=torch.cuda.is_available(), engine=engine)
         self._processes: dict[str, BaseProcess] = {}
         self._alone = {run.identity: Lock() for run in runs}
+        self._broken = dict[str, Ended]()  # tasks that several arms wait for are not tried again
         with ThreadPoolExecutor(len(self.slots)) as threads:
             try:
                 needing = [run for run, tasks in todo if _pretrains(tasks)]
@@ -156,11 +157,14 @@ class StudyRunner:
 
     def _one(self, run: Run, task: Task, bank: Path | None) -> bool:
         """Whether it ended well."""
-        ended = self._live(task.name, task.action, lambda slot: task.arguments(slot, bank))
-        self._done += 1
+        ended = self._broken.get(task.name)
+        if ended is None:
+            ended = self._live(task.name, task.action, lambda slot: task.arguments(slot, bank))
+            self._done += 1
         if ended.error is None:
             self._walls.append(ended.wall)
         else:
+            self._broken[task.name] = ended
             self.failures.append(Failure(run, task.what, ended.error, self._log(task.name)))
         self.say(f"[{self._done}/{self._total}] {run.arm}, seed {run.seed}, {task.what}: "
                  f"{ended.error or _took(ended)}{self._left()}")  # fmt: skip

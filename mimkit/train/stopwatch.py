@@ -27,7 +27,10 @@ class Stopwatch:
 
 
 def duration(seconds: float) -> str:
-    """`41 s`, `12 min`, `3.5 h`."""
+    """`41 s`, `12 min`, `3.5 h`, `12 days`."""
     if seconds < 120:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    hours = seconds / 3600
+    return f"{hours:.1f} h" if hours < 100 else f"{hours / 24:.0f} days"

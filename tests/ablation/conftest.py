@@ -42,3 +42,20 @@ def tiny_study(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture
 def study(tiny_study: Path) -> StudyConfig:
     return load_study_config(tiny_study)
+
+
+BROKEN = """
+from mimkit.models.stems.linear import Linear
+class Broken(Linear):
+    def forward(self, image_BCHW, mask_BN=None):
+        if mask_BN is not None:  # in training, and not while arms are timed
+            raise RuntimeError("the stem fell off")
+        return super().forward(image_BCHW, mask_BN)
+"""
+
+
+@pytest.fixture
+def broken_stem(tmp_path: Path) -> str:
+    """Its name, of a part that fails in training."""
+    (tmp_path / "broken.py").write_text(BROKEN)
+    return f"{tmp_path}/broken.py:Broken"

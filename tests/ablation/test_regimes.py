@@ -94,3 +94,16 @@ def test_run_again_nothing_is_trained_and_nothing_is_estimated(
     assert jobs == {path: path.stat().st_mtime_ns for path in (trained / "jobs").iterdir()}
     assert main([*attention_only, "--dry-run", "seeds=[0,1]"]) == 0
     assert "4 runs, 2 finished; about" in capsys.readouterr().out
+
+
+def test_a_shared_pretraining_that_fails_is_tried_once_and_told_for_each_arm(
+    trained: Path, attention_only: list[str], broken_stem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stems = [f"arms.{arm}.settings.stem.name={broken_stem}" for arm in ("all", "attention")]
+    assert main([*attention_only, *stems, "seeds=[0]"]) == 1
+    record = load_record(trained)
+    assert [one["arm"] for one in record["failures"]] == ["all", "attention"]
+    assert all("the stem fell off" in one["error"] for one in record["failures"])
+    said = capsys.readouterr().out
+    assert "[1/5] all, seed 0" in said and "[1/5] attention, seed 0" in said
+    assert len(list((trained / "logs").glob(f"{record['runs'][0]['identity']}*"))) == 1

@@ -105,21 +105,10 @@ def test_run_again_it_trains_nothing_and_a_seed_more_trains_that_seed(
     assert _record(finished)["study"]["seeds"] == [0, 1]
 
 
-BROKEN = """
-from mimkit.models.stems.linear import Linear
-class Broken(Linear):
-    def forward(self, image_BCHW, mask_BN=None):
-        if mask_BN is not None:  # in training, and not while arms are timed
-            raise RuntimeError("the stem fell off")
-        return super().forward(image_BCHW, mask_BN)
-"""
-
-
 def test_an_arm_that_fails_is_in_the_report_and_stops_no_other(
-    finished: Path, tiny_study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Path, tiny_study: Path, broken_stem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "broken.py").write_text(BROKEN)
-    stem = f"arms.broken.settings.stem.name={tmp_path}/broken.py:Broken"
+    stem = f"arms.broken.settings.stem.name={broken_stem}"
     words = ["ablate_stems", "--config", str(tiny_study), "--report", stem]
     assert main(words) == 0  # nothing is trained, what is there is reported
     assert ["broken", 0] in _record(finished)["missing"]
