@@ -44,7 +44,8 @@ def write_configs(
         "deepspeed_config": _without_batch(config, folder),
     }
     alone = engine | {"runtime": "local", "zero_stage": 0, "accumulation": 1,
-                      "deepspeed_config": None, "activation_checkpointing": False}  # fmt: skip
+                      "deepspeed_config": None, "activation_checkpointing": False,
+                      "compile": False}  # fmt: skip
     paths = []
     for name, settings in (("plain", alone), ("theirs", engine)):
         output = theirs["output"] | {"dir": str(folder / name)}

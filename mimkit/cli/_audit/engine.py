@@ -98,13 +98,14 @@ def _text(parity: "Parity", config: "Config", *, ranks: int) -> str:
 
     engine, precision = config.engine, parity.precision
     recomputed = ", activation checkpointing" if engine.activation_checkpointing else ""
+    compiled = ", compiled blocks" if engine.compile else ""
     file = f", {engine.deepspeed_config}" if engine.deepspeed_config else ""
     norm = ("" if parity.norm_difference is None
             else f"; gradient norms {parity.norm_difference:.1e} (relative)")  # fmt: skip
     lines = [
         f"plain PyTorch in one process against ZeRO {engine.zero_stage} on {ranks} ranks, "
         f"accumulation {engine.accumulation}, clipping {config.train.clip_grad:g}, {precision}"
-        f"{recomputed}{file}",
+        f"{recomputed}{compiled}{file}",
         f"{len(parity.losses)} updates, loss {parity.plain_losses[0]:.4f} -> "
         f"{parity.plain_losses[-1]:.4f}",
         f"losses:  differ by at most {parity.loss_difference:.2e} (allowed "
