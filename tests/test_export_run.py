@@ -168,6 +168,7 @@ def test_a_run_is_exported_with_its_head(stem: str, finished_run: Path, tmp_path
 
 
 def test_a_head_of_another_placement_is_refused(finished_run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
     run = _run_of(finished_run, tmp_path / "run", "stem=linear", "mask_at=before_stem")
     with pytest.raises(UserError, match=r"mask_at=before_stem.*leave --with-head out"):
         export_run(run, format_name="hf", out=tmp_path / "model", with_head=True)
@@ -297,6 +298,7 @@ def test_a_file_of_ours_is_exported_as_its_run_would_be(
 
 
 def test_files_that_are_not_exported_say_what_to_do(finished_run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
     torch.save({"cls_token": torch.zeros(1)}, tmp_path / "theirs.pth")
     ours = tmp_path / "ours.safetensors"
     export_run(finished_run, format_name="safetensors", out=ours)

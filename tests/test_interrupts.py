@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import pytest
@@ -14,6 +15,14 @@ from mimkit.errors import Interrupted
 from mimkit.interrupts import StopRequests, exit_code, ignore_in_worker, interruptible
 
 ASKING = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_terminal() -> Iterator[None]:
+    """A shell starts what it puts into the background without SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def _send(number: signal.Signals) -> None:
