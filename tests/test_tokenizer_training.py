@@ -16,11 +16,11 @@ from commands import ROOT, Shards
 from PIL import Image
 
 from mimkit import build, tokenizer_training
-from mimkit.ablation.machine import free_port
 from mimkit.audit.tokenizer import reconstruction
 from mimkit.config import load_tokenizer_config
 from mimkit.data.loader import eval_loader
 from mimkit.errors import UserError
+from mimkit.ports import free_port
 from mimkit.tokenizers import TOKENIZERS
 from mimkit.tokenizers._dvae_health import token_counts, token_health
 from mimkit.tokenizers._dvae_training import DvaeTrainee, revive_words

@@ -13,7 +13,7 @@ import torch
 
 from mimkit import build
 from mimkit.ablation.evaluation import Probing, evaluate
-from mimkit.ablation.machine import Slot, free_port
+from mimkit.ablation.machine import Slot
 from mimkit.ablation.plan import Plan, Run
 from mimkit.ablation.processes import end_with_this_process
 from mimkit.audit.of_run import RunAudits, audit_tokenizer
@@ -21,13 +21,13 @@ from mimkit.banks import fill, halves
 from mimkit.config import Config, to_yaml
 from mimkit.errors import UserError
 from mimkit.files import write_text
+from mimkit.ports import free_port
 
 
 def bank_folder(plan: Plan, seed: int) -> Path | None:
-    """The token bank that all runs with this seed share, and with `data.view_seed` those of all
-    seeds; None where targets are no words."""
+    """The token bank that all runs with the crops of this seed share; None where targets are no
+    words."""
     config = plan.arms[plan.study.reference]
-    seed = config.data.seed_of_views(seed)
     if build.build_tokenizer(config).vocabulary is None:
         return None
     bound = [config.data.model_dump(mode="json"), config.tokenizer.model_dump(), plan.facts, seed]

@@ -1,7 +1,6 @@
 """The slots that runs are given: GPUs or cores, and a port where several ranks meet."""
 
 import os
-import socket
 from dataclasses import dataclass
 
 import torch
@@ -53,10 +52,3 @@ def machine_slots(*, jobs: int, ranks: int, visible: str | None) -> list[Slot]:
         raise UserError(f"--jobs {jobs} x --ranks {ranks} needs {jobs * ranks} cores, and there "
                         f"are {cores}; give fewer")  # fmt: skip
     return [Slot(n, (), ranks, max(1, cores // (jobs * ranks))) for n in range(jobs)]
-
-
-def free_port() -> int:
-    """One that nobody listens on now; for the ranks of one run to meet at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

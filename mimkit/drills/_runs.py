@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 
 from mimkit.data._kernels import load_kernels
+from mimkit.ports import free_port
 from mimkit.train import checkpoint
 
 STEPS, SAVED_EVERY = 12, 3
@@ -111,9 +111,7 @@ class Bench:
             breaks: of each rank, something to do in its process before it starts.
         """
         self._count += 1
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
+        port = free_port()
         runtime = "local" if ranks == 1 else "deepspeed"
         words = [*_WORDS, f"engine.runtime={runtime}", f"output.dir={run}", *words]
         return [

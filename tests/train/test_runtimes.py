@@ -5,7 +5,6 @@ On a machine with GPUs this runs on them: tools/check_gpu.sh.
 
 import json
 import os
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from mimkit.models.init import initialise
 from mimkit.models.mim import MaskedImageModel
 from mimkit.models.roles import decays, role_of
 from mimkit.models.stems import STEMS
+from mimkit.ports import free_port
 from mimkit.random import Purpose, torch_generator
 from mimkit.train.optimizer import make_optimizer
 from mimkit.train.runtimes import RUNTIMES, Runtime, UpdateRule, plain_weights
@@ -176,12 +176,6 @@ def _rank(rank: int, world: int, port: int, folder: str, stems: list[str]) -> No
     runtime.close()
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def plain() -> dict[str, tuple[list[float], dict[str, Tensor], float]]:
     """What plain PyTorch gets."""
@@ -203,7 +197,7 @@ def test_every_stage_and_world_size_equals_plain_pytorch(
     if torch.cuda.is_available() and torch.cuda.device_count() < world:
         pytest.skip(f"needs {world} GPUs")
     exact = 1e-4 if torch.cuda.is_available() else 1e-5
-    arguments = (world, _free_port(), str(tmp_path), list(ARMS))
+    arguments = (world, free_port(), str(tmp_path), list(ARMS))
     mp.spawn(_rank, args=arguments, nprocs=world)
     found = torch.load(tmp_path / "found.pt", weights_only=True)
     for (stem, stage, how), (losses, weights, norm) in found.items():

@@ -7,7 +7,6 @@ started as Slurm starts them: by variables, without a launcher.
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,8 @@ from pathlib import Path
 import pytest
 from commands import ROOT, Shards, environment
 from safetensors.torch import load_file
+
+from mimkit.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -57,16 +58,10 @@ def machines() -> Iterator[list[Machine]]:
             _ip("netns", "del", name)
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def _train(machines: list[Machine], folders: list[Path], words: list[str]) -> list[tuple[int, str]]:
     """One rank on each: exit code, and what was said."""
     shared = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
-              "MASTER_ADDR": machines[0].address, "MASTER_PORT": str(_free_port())}  # fmt: skip
+              "MASTER_ADDR": machines[0].address, "MASTER_PORT": str(free_port())}  # fmt: skip
     started = [
         subprocess.Popen(
             [*machine.prefix, sys.executable, str(ROOT / "tools" / "pretrain.py"), *words],

@@ -6,7 +6,6 @@ with its formula in float64.
 
 import math
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import torch.multiprocessing as mp
 from timm.optim import Lamb
 from torch import Tensor, nn
 
+from mimkit.ports import free_port
 from mimkit.train.average import WeightAverage, decay_at
 from mimkit.train.optimizer import set_learning_rate
 from mimkit.train.runtimes import RUNTIMES, Runtime, UpdateRule
@@ -224,17 +224,11 @@ def _rank(rank: int, world: int, port: int, folder: str) -> None:
     runtime.close()
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 @pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_stage_averages_leaves_out_and_goes_back_alike(world: int, tmp_path: Path) -> None:
     if torch.cuda.is_available() and torch.cuda.device_count() < world:
         pytest.skip(f"needs {world} GPUs")
-    mp.spawn(_rank, args=(world, _free_port(), str(tmp_path)), nprocs=world)
+    mp.spawn(_rank, args=(world, free_port(), str(tmp_path)), nprocs=world)
     of_ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(world)]
     for rank in range(world):
         disturbed = torch.load(tmp_path / f"disturbed-{rank}.pt", weights_only=True)

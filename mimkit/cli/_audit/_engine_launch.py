@@ -2,12 +2,12 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from mimkit.errors import UserError
+from mimkit.ports import free_port
 
 _VARIABLES_OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE",
                        "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
@@ -24,7 +24,7 @@ def train(config: Path, *, ranks: int, patience: float) -> None:
     words = ["-m", "mimkit", "pretrain", "--config", str(config)]
     if ranks > 1:
         words = ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_addr",
-                 "127.0.0.1", "--master_port", str(_free_port()), *words]  # fmt: skip
+                 "127.0.0.1", "--master_port", str(free_port()), *words]  # fmt: skip
     try:
         ended = subprocess.run(
             [sys.executable, *words], env=_environment(ranks), capture_output=True, text=True,
@@ -46,12 +46,6 @@ def _environment(ranks: int) -> dict[str, str]:
     path = os.pathsep.join(filter(None, [str(_ROOT), inherited.get("PYTHONPATH")]))
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     return {"OMP_NUM_THREADS": str(threads), **inherited, "PYTHONPATH": path}
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _reason(err: str) -> str:
