@@ -13,8 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # Modules and folders of mimkit by floor; `tokenizers` stands for the interface and tokenizers/*.py.
 FLOORS = {
-    0: {"batch", "config", "errors", "files", "interrupts", "random", "registry", "resources",
-        "weight_files", "weight_names"},
+    0: {"batch", "config", "errors", "files", "interrupts", "ports", "random", "registry",
+        "resources", "weight_files", "weight_names"},
     1: {"masks", "models", "tokenizers"},
     2: {"data", "train", "downstream", "export", "importing", "token_bank"},
     3: {"build"},
