@@ -20,7 +20,7 @@ import torch
 
 from mimkit.config import Config, FinetuneConfig
 from mimkit.runs import RunFolder
-from mimkit.session import most_checkpoints
+from mimkit.snapshots import most_checkpoints
 
 _PROBED = 512  # images of each half of the probe in the short run
 _EVALUATED = 512  # of the held-out loss; a finetuning judges all that it has

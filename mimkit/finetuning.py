@@ -122,7 +122,9 @@ class _Finetuning:
         facts = {"init_digest": self.start.digest(), **kernels,
                  "test_digest": self.test.digest if self.test else None}  # fmt: skip
         session.announce(what=what, facts=facts)
-        batches = session.batches(None, view=self.view, repeats=config.data.repeats)
+        batches = session.data.batches(
+            None, position=session.position, view=self.view, repeats=config.data.repeats
+        )
         weights = session.train(self._step, batches, hooks=self._hooks())
         self._tell_moved(weights)
         if session.data.heldout is None:  # nobody can say which were best: the last ones are kept
@@ -200,7 +202,7 @@ class _Finetuning:
     def _predict(self, model: nn.Module, source: Source) -> Predictions:
         """All ranks call it and get the same."""
         session = self.session
-        batches = session.fixed_batches(
+        batches = session.data.fixed_batches(
             source, None, limit=len(source), view=build.build_judged_view(self.config.data),
             batch_size=_AT_ONCE,
         )  # fmt: skip

@@ -131,10 +131,13 @@ class Pretraining:
                                    betas=train.betas, eps=train.eps)  # fmt: skip
         session.prepare(model, optimizer, ema=train.ema)
 
-    def batches(self) -> Iterator[Batch]:
-        """This rank's micro-batches, from where the run stands."""
+    def batches(self, *, position: int | None = None) -> Iterator[Batch]:
+        """This rank's micro-batches, from where the run stands, or from another sample on."""
         tokens = None if self.banks is None else self.banks.train.row
-        return self.session.batches(self.parts.mask, tokens=tokens)
+        return self.session.data.batches(
+            self.parts.mask, tokens=tokens,
+            position=self.session.position if position is None else position,
+        )  # fmt: skip
 
     def _masking(self) -> str:
         total = self.parts.grid[0] * self.parts.grid[1]
@@ -146,7 +149,7 @@ class Pretraining:
     def _calibration_images(self) -> Iterator[Tensor]:
         """The first training images as they are; every rank measures the same."""
         train = self.session.data.train
-        batches = self.session.fixed_batches(train, None, limit=CALIBRATION_IMAGES, alone=True)
+        batches = self.session.data.fixed_batches(train, None, limit=CALIBRATION_IMAGES, alone=True)
         for batch in batches:
             yield normalise(batch.patch_view_BCHW[batch.index_B >= 0], **self.pixels)
 
@@ -208,7 +211,9 @@ class Pretraining:
         weights = session.averaged_weights() or session.runtime.weights()
         assert session.data.heldout is not None
         runtime = session.runtime
-        ranks = Ranks(runtime.device, session.workers, runtime.rank, runtime.world, runtime.sum)
+        ranks = Ranks(
+            runtime.device, session.data.workers, runtime.rank, runtime.world, runtime.sum
+        )
         found = online_probe(
             self.config, weights, session.data.train, session.data.heldout, ranks=ranks
         )
@@ -224,8 +229,8 @@ class Pretraining:
             values = evaluate(
                 self.session.runtime.model,
                 self.parts.tokenizer,
-                self.session.fixed_batches(
-                    self.session.judged,
+                self.session.data.fixed_batches(
+                    self.session.data.judged,
                     self.parts.mask,
                     limit=self.config.data.heldout_limit,
                     tokens=None if heldout is None else heldout.row,
@@ -240,8 +245,8 @@ class Pretraining:
     def _draw(self, updates: int) -> None:
         """Every rank goes forward (ZeRO-3 gathers weights for it); rank 0 keeps the picture."""
         runtime, tokenizer = self.session.runtime, self.parts.tokenizer
-        fixed = self.session.fixed_batches(
-            self.session.judged, self.parts.mask, limit=8, alone=True
+        fixed = self.session.data.fixed_batches(
+            self.session.data.judged, self.parts.mask, limit=8, alone=True
         )
         batch = next(fixed).to(runtime.device)
         runtime.model.eval()
@@ -264,7 +269,7 @@ class Pretraining:
         with session.stopwatch.lap("final_probe"):
             session.summary |= probe(
                 self.config, weights, session.data.train, session.data.heldout,
-                device=session.runtime.device, workers=session.workers,
+                device=session.runtime.device, workers=session.data.workers,
             )  # fmt: skip
         session.finish()
         print(_report(session.summary, session.folder), flush=True)

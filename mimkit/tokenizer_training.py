@@ -110,7 +110,7 @@ class _TokenizerTraining:
         )
         session.train(
             self._step,
-            session.batches(None),
+            session.data.batches(None, position=session.position),
             hooks=[
                 Hook(config.output.evaluate_every, self._evaluate),
                 Hook(config.output.picture_every, self._draw),
@@ -123,7 +123,9 @@ class _TokenizerTraining:
 
     def _spread(self, deviation: float) -> None:
         """Every rank looks at the same views, so that all start from the same weights."""
-        batches = self.session.fixed_batches(self.session.data.train, None, limit=256, alone=True)
+        batches = self.session.data.fixed_batches(
+            self.session.data.train, None, limit=256, alone=True
+        )
         view_BChw = to_unit(torch.cat([batch.token_view_BChw for batch in batches]))
         spread_words(self.trainee.dvae, view_BChw, deviation=deviation)
         self.trainee.average.load_state_dict(self.trainee.dvae.state_dict())
@@ -166,7 +168,7 @@ class _TokenizerTraining:
         runtime, meter = self.session.runtime, Meter()
         counts_V = torch.zeros(self.config.model.vocabulary, device=runtime.device)
         limit = self.config.data.heldout_limit
-        for padded in self.session.fixed_batches(self.session.judged, None, limit=limit):
+        for padded in self.session.data.fixed_batches(self.session.data.judged, None, limit=limit):
             batch = padded.to(runtime.device)
             view_BChw = to_unit(batch.token_view_BChw)[batch.index_B >= 0]
             if len(view_BChw):
@@ -197,7 +199,9 @@ class _TokenizerTraining:
     def _draw(self, updates: int) -> None:
         if not self.session.is_first:
             return
-        batch = next(self.session.fixed_batches(self.session.judged, None, limit=12, alone=True))
+        batch = next(
+            self.session.data.fixed_batches(self.session.data.judged, None, limit=12, alone=True)
+        )
         view_BChw = to_unit(batch.token_view_BChw.to(self.session.runtime.device))
         again_BChw, _ = self._again(view_BChw)
         save_picture(self.session, updates, {"token view": view_BChw, "redrawn": again_BChw})

@@ -155,7 +155,7 @@ class _VqkdTraining:
         )
         session.train(
             self._step,
-            session.batches(None),
+            session.data.batches(None, position=session.position),
             hooks=[
                 Hook(config.output.evaluate_every, self._evaluate),
                 Hook(config.output.picture_every, self._draw),
@@ -169,7 +169,7 @@ class _VqkdTraining:
     def _start_codebook(self) -> None:
         """Every rank looks at the same views, so that all start from the same codes."""
         train = self.session.data.train
-        batches = self.session.fixed_batches(train, None, limit=_CLUSTERED, alone=True)
+        batches = self.session.data.fixed_batches(train, None, limit=_CLUSTERED, alone=True)
         view_BChw = to_unit(torch.cat([batch.token_view_BChw for batch in batches]))
         noise = torch_generator(Purpose.CODEBOOK, seed=self.config.seed)
         cluster(self.trainee, view_BChw, generator=noise)
@@ -204,7 +204,7 @@ class _VqkdTraining:
         """How well codes tell what the teacher would say of held-out images, and their use."""
         runtime, meter, limit = self.session.runtime, Meter(), self.config.data.heldout_limit
         runtime.model.eval()
-        for padded in self.session.fixed_batches(self.session.judged, None, limit=limit):
+        for padded in self.session.data.fixed_batches(self.session.data.judged, None, limit=limit):
             batch = padded.to(runtime.device)
             view_BChw = to_unit(batch.token_view_BChw)[batch.index_B >= 0]
             parts = {"distillation": torch.zeros((), device=runtime.device)}
@@ -222,7 +222,9 @@ class _VqkdTraining:
     def _draw(self, updates: int) -> None:
         if not self.session.is_first:
             return
-        batch = next(self.session.fixed_batches(self.session.judged, None, limit=12, alone=True))
+        batch = next(
+            self.session.data.fixed_batches(self.session.data.judged, None, limit=12, alone=True)
+        )
         view_BChw = to_unit(batch.token_view_BChw.to(self.session.runtime.device))
         vqkd, patch = self.trainee.vqkd, self.config.model.patch_size
         target_BN = vqkd.nearest(vqkd.directions(view_BChw))

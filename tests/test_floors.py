@@ -21,7 +21,8 @@ FLOORS = {
     4: {"ablation", "audit", "banks", "bench", "classifier_io", "encoder_card", "encoder_export",
         "encoder_io", "encoder_probes", "estimate", "evaluation", "finetuning", "finetuning_parts",
         "finetuning_report", "kernels", "pretraining", "probing", "replay", "runs",
-        "schedule_plot", "session", "tokenizer_report", "tokenizer_training", "vqkd_training"},
+        "schedule_plot", "session", "session_data", "snapshots", "tokenizer_report",
+        "tokenizer_training", "vqkd_training"},
     5: {"cli", "drills", "tools"},
 }  # fmt: skip
 FLOOR = {unit: floor for floor, units in FLOORS.items() for unit in units}

@@ -113,7 +113,8 @@ def _recorded(runtime: Runtime, batch: int, depth: int) -> Work:
     done = iter(range(10**9))
 
     def work(given: Batch) -> None:
-        flight.begin(given, updates=next(done), first_row=0)
+        number = next(done)
+        flight.begin(given, updates=number, first_row=0, position=number)
         flight.loss(update(given))
         flight.end(optimizer=optimizer, grad_norm=runtime.grad_norm, parts=runtime.parts())
 

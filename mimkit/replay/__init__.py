@@ -74,10 +74,9 @@ def replay(
     with tempfile.TemporaryDirectory(prefix="mimkit-replay-") as scratch:
         training = _open(dump, Path(scratch), number=number)
         session = training.session
-        session.folder = RunFolder(Path(scratch) / "run", _before(dump.run, number), False)
         training.prepare()
         say(f"update {session.start} is the start, update {number + 1} is to be repeated")
-        batches = training.batches()
+        batches = training.batches(position=_position(dump, session, number))
         if session.start < number:
             _advance(training, batches, until=number)
         watch, indices, loss = _repeat(training, batches, number)
@@ -101,7 +100,9 @@ def _open(dump: Dump, scratch: Path, *, number: int) -> Pretraining:
         f"engine.accumulation={facts['accumulation']}", f"engine.precision={facts['precision']}",
         "engine.activation_checkpointing=false", "engine.workers=0", f"output.dir={scratch}/run",
     ])  # fmt: skip
-    session = Session(config, views=config.data, bf16=facts["precision"] == "bf16", started_at=0.0)
+    folder = RunFolder(scratch / "run", _before(dump.run, number), finished=False)
+    session = Session(config, views=config.data, bf16=facts["precision"] == "bf16",
+                      started_at=0.0, folder=folder)  # fmt: skip
     if not 0 <= number < session.plan.steps:
         raise UserError(f"--update is {number + 1}; the run has updates 1 to {session.plan.steps}")
     return Pretraining(config, make_parts(config), session)
@@ -113,6 +114,13 @@ def _before(run: Path, number: int) -> Path | None:
               for path in (run / "checkpoints").glob("step-*")}  # fmt: skip
     fitting = [path for path, updates in states.items() if updates <= number]
     return max(fitting, key=states.__getitem__, default=None)
+
+
+def _position(dump: Dump, session: Session, number: int) -> int | None:
+    """Of the first sample after the checkpoint, as the run had it on its way to the update: a run
+    that went back to that checkpoint went on from it with other samples."""
+    known = dump.position(number)
+    return known if known is None else known - (number - session.start) * session.plan.batch_size
 
 
 def _advance(training: Pretraining, batches: Iterator[Batch], *, until: int) -> None:
@@ -127,8 +135,8 @@ def _advance(training: Pretraining, batches: Iterator[Batch], *, until: int) -> 
 
 
 def _as_in_the_run(settings: TrainConfig) -> NonFinite:
-    """Updates that the run skipped are skipped again. One that it went back from ends a replay, as
-    checkpoints before it are not the run's any more."""
+    """Updates that the run skipped are skipped again. Between a checkpoint and an update that can
+    be repeated there is none that it went back from."""
     skips = settings.on_nonfinite == "skip"
     return NonFinite(policy="skip" if skips else "stop", allowed=settings.max_nonfinite)
 

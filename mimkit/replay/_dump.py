@@ -21,16 +21,23 @@ class Dump:
     suspect: int  # updates done before the one that went wrong
     facts: dict[str, Any]
     world: int
-    updates: dict[int, dict[int, dict[str, Any]]]  # rank -> number -> what is known of it
-    tensors: dict[int, dict[str, Tensor]]  # rank -> index/NUMBER/MICRO, weight_norms/NUMBER
+    updates: dict[int, dict[int, dict[str, Any]]]  # rank -> number -> what is known, the last time
+    tensors: dict[int, dict[str, Tensor]]  # rank -> index/POSITION/MICRO, weight_norms/POSITION
 
     def index(self, number: int) -> dict[int, list[int]]:
         """First row in the global batch -> the samples from there on, as far as ranks told."""
         found = {}
         for rank, updates in self.updates.items():
-            for micro, row in enumerate(updates.get(number, {}).get("first_rows", ())):
-                found[row] = self.tensors[rank][f"index/{number}/{micro}"].tolist()
+            if (known := updates.get(number)) is None:
+                continue
+            for micro, row in enumerate(known["first_rows"]):
+                found[row] = self.tensors[rank][f"index/{known['position']}/{micro}"].tolist()
         return found
+
+    def position(self, number: int) -> int | None:
+        """Samples of all ranks consumed before that update, where a rank told."""
+        known = (updates[number] for updates in self.updates.values() if number in updates)
+        return next((int(row["position"]) for row in known), None)
 
     def recorded_loss(self, number: int) -> float | None:
         """The mean over ranks and micro-batches, where all are known."""

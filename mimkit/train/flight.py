@@ -30,13 +30,14 @@ from mimkit.batch import Batch
 from mimkit.errors import Interrupted, UserError
 from mimkit.files import replacing
 
-FORMAT = 1
+FORMAT = 2
 KEPT = 64  # updates: those since the last line of metrics, and more; under 2 MB with 256 samples
 
 
 @dataclass
 class _Update:
-    number: int  # updates done before it
+    number: int  # updates done before it: after a way back the same numbers come again
+    position: int  # samples of all ranks consumed before it, which come once
     first_rows: list[int] = field(default_factory=list)  # of its micro-batches, in the global batch
     index: list[Tensor] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)
@@ -65,10 +66,14 @@ class FlightRecorder:
         self._names: list[str] = []
         self._since = time.perf_counter()
 
-    def begin(self, batch: Batch, *, updates: int, first_row: int) -> None:
-        """A micro-batch is about to go forward: samples `first_row`... of update `updates`."""
-        if not self._updates or self._updates[-1].number != updates:
-            self._updates.append(_Update(updates))
+    def begin(self, batch: Batch, *, updates: int, first_row: int, position: int) -> None:
+        """A micro-batch is about to go forward: samples `first_row`... of update `updates`.
+
+        Args:
+            position: samples of all ranks consumed before this update.
+        """
+        if not self._updates or self._updates[-1].position != position:
+            self._updates.append(_Update(updates, position))
         self._updates[-1].first_rows.append(first_row)
         self._updates[-1].index.append(batch.index_B)
 
@@ -115,12 +120,19 @@ class FlightRecorder:
             raise
 
     def first_not_finite(self) -> int | None:
-        """Updates done before the first one kept whose loss or gradient norm is not finite."""
+        """Updates done before the first one kept whose loss or gradient norm is not finite.
+
+        Since the last way back: what was before it is not what the run has become.
+        """
+        found, last = None, -1
         for update in self._updates:
+            if update.number <= last:
+                found = None
+            last = update.number
             values = [*_numbers(update.losses), *_numbers([update.grad_norm])]
-            if any(value is not None and not math.isfinite(value) for value in values):
-                return update.number
-        return None
+            if found is None and any(v is not None and not math.isfinite(v) for v in values):
+                found = update.number
+        return found
 
     def dump(self, reason: str) -> Path | None:
         """Writes what is kept; None where it cannot be written, which is no reason to fail.
@@ -152,16 +164,16 @@ class FlightRecorder:
         found = {}
         for update in self._updates:
             for micro, index_B in enumerate(update.index):
-                found[f"index/{update.number}/{micro}"] = index_B.cpu()
+                found[f"index/{update.position}/{micro}"] = index_B.cpu()
             if update.weight_norms is not None:
-                found[f"weight_norms/{update.number}"] = update.weight_norms.float().cpu()
+                found[f"weight_norms/{update.position}"] = update.weight_norms.float().cpu()
         return found
 
 
 def _row(update: _Update) -> dict[str, Any]:
     norm = _numbers([update.grad_norm])
     return {
-        "update": update.number, "first_rows": update.first_rows,
+        "update": update.number, "position": update.position, "first_rows": update.first_rows,
         "samples": [len(index_B) for index_B in update.index],
         "losses": [_said_number(value) for value in _numbers(update.losses)],
         "grad_norm": _said_number(norm[0]) if norm else None,
