@@ -1,6 +1,10 @@
 """What tests of several folders share: tiny shards, a tokenizer file, settings of a tiny run."""
 
+import os
 from pathlib import Path
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # one thread each, before anything imports torch
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import pytest
@@ -12,6 +16,11 @@ from mimkit.data.writer import Item, ShardRecord, write_manifest, write_shard
 
 CLASSES = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")  # one class each
 CROPS = {"train": 96, "heldout": 24}
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two processes for the whole suite; none for some files, which are done before those start."""
+    return 0 if config.option.file_or_dir else min(2, os.cpu_count() or 1)
 
 
 @pytest.fixture(scope="session")

@@ -89,14 +89,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def door(argv: Sequence[str] | None = None) -> NoReturn:
     """`main` as a process: ends it with the exit code.
 
-    A rank among others skips the interpreter's teardown. There, C++ threads of process groups can
-    abort a rank that has finished ("terminate called without an active exception", exit code -6:
-    seen once in some twenty runs under torchrun), and the launcher then ends the others too.
+    A rank, also one that is alone, skips the interpreter's teardown. There, C++ threads of process
+    groups can abort a rank that has finished ("terminate called without an active exception", exit
+    code -6: seen once in some twenty runs under torchrun, and once without a launcher on a machine
+    with nine busy processes), and a launcher then ends the others too.
     """
     code = main(argv)
     sys.stdout.flush()
     sys.stderr.flush()
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if "RANK" in os.environ:  # of a launcher, or of DeepSpeed's runtime without one
         os._exit(code)
     sys.exit(code)
 
