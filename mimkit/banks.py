@@ -99,7 +99,7 @@ def _bind(
     return make_binding(
         data=source.digest,
         num_samples=rows,
-        tokenizer=tokenizer.fingerprint,
+        tokenizer=build.tokenizer_fingerprint(config, tokenizer),
         vocabulary=tokenizer.vocabulary,
         grid=tokenizer.grid(data.token_size, data.token_size),
         seed=data.seed_of_views(config.seed),

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar, get_type_hints
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from mimkit.batch import Grid
 from mimkit.config import (
@@ -95,8 +95,32 @@ def _typed(value: Any, hint: Any, key: str) -> Any:
         raise UserError(f"{key}: {problem} (given: {value!r})") from error
 
 
+_KINDS: dict[str, Registry[Any]] = {
+    "mask": MASKS, "stem": STEMS, "mask_at": MASK_AT, "tokenizer": TOKENIZERS, "teacher": TOKENIZERS
+}  # fmt: skip
+
+
+def code_digests(config: BaseModel) -> dict[str, str]:
+    """`code of stems.py:Mine` -> digest, for each part that is a user's own; see `registry`.
+
+    It decides numbers as settings do, and no setting says it.
+    """
+    named = {key: getattr(config, key, None) for key in _KINDS}
+    found = {
+        f"code of {part.name}": _KINDS[key].code_digest(part.name)
+        for key, part in named.items() if isinstance(part, PartConfig)
+    }  # fmt: skip
+    return {name: digest for name, digest in found.items() if digest is not None}
+
+
 def build_tokenizer(config: Config) -> VisualTokenizer:
     return make_part(TOKENIZERS, config.tokenizer)
+
+
+def tokenizer_fingerprint(config: Config, tokenizer: VisualTokenizer) -> str:
+    """Its own, and the digest of its code where that is a user's."""
+    code = TOKENIZERS.code_digest(config.tokenizer.name)
+    return tokenizer.fingerprint + ("" if code is None else f", code {code}")
 
 
 def build_stem(config: Config) -> Stem:

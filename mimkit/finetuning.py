@@ -119,7 +119,7 @@ class _Finetuning:
             print("".join(f"note: {note}\n" for note in self._notes()), end="", flush=True)
         kernels = choose_kernels(model, model.encoder, engine=config.engine, session=session)
         session.prepare(model, optimizer, ema=train.ema)
-        facts = {"init_digest": self.start.digest(), **kernels,
+        facts = {"init_digest": self.start.digest(), **self.start.code(), **kernels,
                  "test_digest": self.test.digest if self.test else None}  # fmt: skip
         session.announce(what=what, facts=facts)
         batches = session.data.batches(

@@ -1,5 +1,6 @@
 """What a finetuning starts from: the encoder, its head, and which of it trains."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from mimkit.models.encoder import ImageEncoder
 from mimkit.models.geometric import resize_geometric
 from mimkit.models.resize import resize_relative, resized
 from mimkit.models.roles import trained_names
+from mimkit.registry import code_digest
 from mimkit.runs import LATEST, science_in
 
 _RESIZE = {"bicubic": resize_relative, "geometric": resize_geometric}  # by model.resize
@@ -47,6 +49,11 @@ class Start:
     def digest(self) -> str | None:
         """Of encoder and head, for the run folder."""
         return None if self.weights is None else weights_digest({**self.weights, **self.head})
+
+    def code(self) -> dict[str, str]:
+        """`code of init's stem` -> digest, where the encoder came with one of a user's own."""
+        digest = code_digest(sys.modules[type(self.model.stem).__module__])
+        return {} if self.weights is None or digest is None else {"code of init's stem": digest}
 
 
 def settled(config: FinetuneConfig) -> FinetuneConfig:

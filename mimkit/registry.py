@@ -1,6 +1,7 @@
 """A part's name is its file's name; the file is imported when the part is first asked for.
 
-A part of the user's own, outside the package, is named by where its code is: `mine.py:Mine`.
+A part of the user's own, outside the package, is named by where its code is: `mine.py:Mine`. What
+that code says decides numbers, so that it has a digest.
 """
 
 import difflib
@@ -11,8 +12,10 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Generic, TypeVar, cast, get_type_hints
 
 from mimkit.errors import UserError
@@ -38,6 +41,7 @@ class Registry(Generic[Part]):
         self.kind = kind
         self.package = package
         self._parts: dict[str, Part] = {}
+        self._code: dict[str, str | None] = {}  # of parts that were plugged in
 
     def register(self, part: Part) -> Part:
         """Decorator: the part takes the name of the file it stands in; one part a file.
@@ -65,7 +69,7 @@ class Registry(Generic[Part]):
                 something else.
         """
         if ":" in name and name not in self._parts:
-            part = _users_own(name, self.kind)
+            part, self._code[name] = _users_own(name, self.kind)
             if not _derives(part, self.package):
                 raise UserError(
                     f"{self.kind} '{name}' is no {self.kind}: expected a class that derives from "
@@ -74,6 +78,11 @@ class Registry(Generic[Part]):
                 )
             self._parts[name] = cast(Part, part)
         return self[name]
+
+    def code_digest(self, name: str) -> str | None:
+        """Of a part of the user's own, see the function `code_digest`; None for one of ours."""
+        self.plug_in(name)
+        return self._code.get(name)
 
     def name_of(self, part: object) -> str:
         """What a registered part is called; the name of its module if it is not registered."""
@@ -114,8 +123,41 @@ class Registry(Generic[Part]):
         return name in self.names()
 
 
-def _users_own(name: str, kind: str) -> object:
-    """What `FILE.py:NAME` or `MODULE:NAME` stands for."""
+@cache
+def code_digest(module: ModuleType) -> str | None:
+    """SHA-256 of a user's own code as this process loaded it, 12 digits; None for mimkit's modules.
+
+    Of the module's file, and of the files in the same folder that it imports, and those that they
+    import from there.
+    """
+    if module.__name__.partition(".")[0] == "mimkit":
+        return None
+    home, files, todo = _file(module).parent, dict[Path, str](), [module]
+    while todo:
+        one = todo.pop()
+        path = _file(one)
+        if path.is_file() and path.parent == home and path not in files:
+            files[path] = hashlib.sha256(path.read_bytes()).hexdigest()
+            todo += _imported(one)
+    text = "".join(f"{path.name} {files[path]}\n" for path in sorted(files))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _file(module: ModuleType) -> Path:
+    """Its source; what is no file for a module without one."""
+    return Path(getattr(module, "__file__", None) or "")
+
+
+def _imported(module: ModuleType) -> Iterator[ModuleType]:
+    """Modules that it has names of, or from."""
+    for value in list(vars(module).values()):
+        name = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
+        if isinstance(name, str) and name in sys.modules:
+            yield sys.modules[name]
+
+
+def _users_own(name: str, kind: str) -> tuple[object, str | None]:
+    """What `FILE.py:NAME` or `MODULE:NAME` stands for, and the digest of its code."""
     where, _, attribute = name.rpartition(":")
     module = _file_module(Path(where), name) if where.endswith(".py") else _module(where, name)
     found = getattr(module, attribute, None)
@@ -126,7 +168,7 @@ def _users_own(name: str, kind: str) -> object:
             f"{kind} '{name}': there is no class or function '{attribute}' in '{where}'."
             f"{nearest(attribute, its)} It has: {', '.join(its) or 'none'}"
         )
-    return found
+    return found, code_digest(module)
 
 
 def _derives(part: object, package: str) -> bool:
@@ -155,6 +197,16 @@ def _module(dotted: str, name: str) -> ModuleType:
         ) from error
 
 
+class _Source(SourceFileLoader):
+    """Always of the file itself: Python takes a cached compilation for it that is a second older,
+    if the file is as long as before."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+
 def _file_module(path: Path, name: str) -> ModuleType:
     path = path.expanduser().resolve()
     if not path.is_file():
@@ -165,7 +217,7 @@ def _file_module(path: Path, name: str) -> ModuleType:
     # Not its bare name: `random.py` would hide Python's own.
     alias = f"mimkit_plugged_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}.{path.stem}"
     if alias not in sys.modules:
-        spec = importlib.util.spec_from_file_location(alias, path)
+        spec = importlib.util.spec_from_file_location(alias, path, loader=_Source(alias, str(path)))
         assert spec is not None and spec.loader is not None
         module = sys.modules[alias] = importlib.util.module_from_spec(spec)
         try:

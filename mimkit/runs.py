@@ -174,7 +174,8 @@ def write_start(run: RunFolder, config: BaseModel, *, facts: dict[str, Any]) -> 
     was killed did not come to is done by the next one.
 
     Args:
-        facts: what decides the numbers and is not in the configuration: digests, precision.
+        facts: what decides the numbers and is not in the configuration: digests of data and of
+            a user's own code, precision.
 
     Returns:
         What differs in versions since the run began: `torch: 2.13 -> 2.14`.
@@ -194,17 +195,33 @@ def _write_or_compare(run: RunFolder, config: BaseModel, *, facts: dict[str, Any
     """run.json; see `write_start`."""
     if (run.path / "run.json").exists():
         before = json.loads((run.path / "run.json").read_text(encoding="utf-8"))
-        if changed := differences(before["facts"], facts):
-            raise UserError(
-                f"{run.path} was begun with something else: {'; '.join(changed)}. Restore it, or "
-                "start another run with another output.dir, name or seed"
-            )
+        _refuse_other_facts(run, before["facts"], facts)
         return differences(before["versions"], versions())
     start = {"mimkit": __version__, "science": science_hash(config), "command": sys.argv,
              "git": _git_state(), "python": platform.python_version(),
              "machine": platform.platform(), "versions": versions(), "facts": facts}  # fmt: skip
     write_text(run.path / "run.json", json.dumps(start, indent=2))
     return []
+
+
+def check_facts(run: RunFolder, facts: dict[str, Any]) -> None:
+    """Of a run that is there, also a finished one: facts that are known before anything is built.
+
+    Raises:
+        UserError: one is on record and differs.
+    """
+    if (run.path / "run.json").exists():
+        before = json.loads((run.path / "run.json").read_text(encoding="utf-8"))["facts"]
+        known = {key: before[key] for key in facts if key in before}
+        _refuse_other_facts(run, known, {key: facts[key] for key in known})
+
+
+def _refuse_other_facts(run: RunFolder, before: dict[str, Any], now: dict[str, Any]) -> None:
+    if changed := differences(before, now):
+        raise UserError(
+            f"{run.path} was begun with something else: {'; '.join(changed)}. Restore it, or "
+            "start another run with another output.dir, name or seed"
+        )
 
 
 def _point_latest(path: Path) -> None:

@@ -126,6 +126,7 @@ class Session:
         with self.told_once():
             if self.is_first:
                 chosen = runs.choose_run_folder(self.config)
+                runs.check_facts(chosen, build.code_digests(self.config))
                 self._lock = None if chosen.finished else runs.lock(chosen)
         folder: RunFolder = self.runtime.from_rank_0(chosen)
         return folder
@@ -220,7 +221,8 @@ class Session:
         heldout = self.data.heldout
         facts = {"train_digest": self.data.train.digest,
                  "heldout_digest": heldout.digest if heldout else None,
-                 "precision": "bf16" if self.rule.bf16 else "fp32", **facts}  # fmt: skip
+                 "precision": "bf16" if self.rule.bf16 else "fp32",
+                 **build.code_digests(self.config), **facts}  # fmt: skip
         changed = runs.write_start(self.folder, self.config, facts=facts)
         engine = json.dumps(self.runtime.effective_settings(), indent=2, default=str)
         write_text(self.folder.path / "engine.json", engine)

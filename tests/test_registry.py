@@ -1,5 +1,7 @@
 """Parts are found by their file's name; a misspelling gets the nearest name there is."""
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -223,6 +225,74 @@ def test_an_error_in_the_users_file_is_the_users_and_the_file_is_read_again(
         MASKS.plug_in(f"{path}:Corner")
     path.write_text(MINE)
     assert MASKS.plug_in(f"{path}:Corner").__name__ == "Corner"
+
+
+def _digest(name: str) -> str | None:
+    """As another process finds it."""
+    for module in [one for one in sys.modules if one.startswith(("mimkit_plugged_", "my_own_"))]:
+        del sys.modules[module]
+    return Registry("mask", "mimkit.masks").code_digest(name)
+
+
+def test_a_users_code_has_a_digest_of_its_file_and_of_those_beside_it_that_it_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    files = {name: tmp_path / f"{name}.py" for name in ("mine", "my_own_sizes", "my_own_other")}
+    for file in files.values():
+        file.write_text("SIZE = 3\n")
+    files["mine"].write_text("import my_own_sizes\n" + MINE)
+    name = f"{files['mine']}:Corner"
+    first = _digest(name)
+    assert first is not None and len(first) == 12
+    files["my_own_other"].write_text("SIZE = 4\n")
+    assert _digest(name) == first == _digest(f"{files['mine']}:make_corner")
+    files["my_own_sizes"].write_text("SIZE = 4\n")
+    other = _digest(name)
+    files["mine"].write_text("import my_own_sizes\n" + MINE.replace("SIZE = 3", "SIZE = 5"))
+    assert len({first, other, _digest(name)}) == 3
+    assert MASKS.code_digest("blockwise") is None, "ours go with mimkit's version"
+    assert STEMS.code_digest("mimkit.ablation.damaged_stem:Damaged") is None
+
+
+def test_a_users_file_that_is_edited_at_once_is_what_runs(tmp_path: Path) -> None:
+    """Python would take a compilation of the same second and length for it."""
+    path = tmp_path / "quick.py"
+    for size in (3, 4):
+        path.write_text(MINE.replace("SIZE = 3", f"SIZE = {size}"))
+        os.utime(path, (1, 1))
+        _digest(f"{path}:Corner")
+        [module] = [one for name, one in sys.modules.items() if name.endswith(".quick")]
+        assert size == module.SIZE
+
+
+def test_a_run_of_a_stem_that_was_edited_is_not_continued_and_not_taken_for_finished(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, run = tmp_path / "doubled.py", tmp_path / "run"
+    words = [*tiny, f"stem={path}:Doubled", "train.steps=2", f"output.dir={run}"]
+
+    def train(factor: int) -> int:
+        path.write_text(STEM.replace("* 2", f"* {factor}"))
+        STEMS._parts.pop(f"{path}:Doubled", None)
+        for module in [one for one in sys.modules if one.endswith(".doubled")]:
+            del sys.modules[module]
+        return pretrain(words)
+
+    def digest() -> str | None:
+        return STEMS.code_digest(f"{path}:Doubled")
+
+    assert train(2) == 0
+    first = digest()
+    assert json.loads((run / "run.json").read_text())["facts"][f"code of {path}:Doubled"] == first
+    for ending in ("finished", "unfinished"):
+        capsys.readouterr()
+        assert train(3) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"code of {path}:Doubled: '{first}' -> '{digest()}'" in said, ending
+        assert "Restore it, or start another run" in said
+        (run / "summary.json").unlink(missing_ok=True)
+    assert train(2) == 0
 
 
 def test_audits_take_a_users_part_with_settings() -> None:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Literal
 
+from mimkit import build
 from mimkit.ablation.jobs import launch
 from mimkit.ablation.machine import Slot
 from mimkit.ablation.plan import Run, configuration_file
@@ -49,7 +50,7 @@ def classifier_config(study: StudyConfig, run: Run, regime: ClassifierRegime) ->
 
 def _folder(run: Run, regime: ClassifierRegime, config: FinetuneConfig) -> Path:
     """Beside the pretraining that it starts from; other settings go into another folder."""
-    science = science_of(config)
+    science = science_of(config) | build.code_digests(config)
     science.pop("init")
     name = hashlib.sha256(json.dumps(science, sort_keys=True).encode()).hexdigest()[:8]
     if regime == "finetuning":

@@ -24,6 +24,7 @@ class Run:
     identity: str  # what its folder's name ends in
     home: Path  # the folder of all runs
     first: str  # of the arms that share it, differing in their classifiers only
+    code: dict[str, str]  # digests of the parts that are a user's own
 
     @cached_property
     def folder(self) -> Path:
@@ -107,13 +108,14 @@ def make_plan(study: StudyConfig, *, steps: dict[str, int] | None = None) -> Pla
             raise UserError(f"arm '{name}': {error}") from error
     confounds = check_confounds(study, arms)
     facts = {name: _facts(config) for name, config in arms.items()}
+    code = {name: build.code_digests(config) for name, config in arms.items()}
     runs, first = list[Run](), dict[str, str]()
     for seed in study.seeds:
         for name in arms:
             config = by_seed[seed][name]
-            identity = _identity(config, facts[name])
+            identity = _identity(config, facts[name], code[name])
             shared = first.setdefault(identity, name)
-            runs.append(Run(name, seed, config, identity, folder / "runs", shared))
+            runs.append(Run(name, seed, config, identity, folder / "runs", shared, code[name]))
     return Plan(study, folder, arms, runs, facts[study.reference], confounds)
 
 
@@ -136,16 +138,21 @@ def _facts(config: Config) -> dict[str, str | None]:
     key = json.dumps([config.data.model_dump(mode="json"), config.tokenizer.model_dump()])
     if key not in _OPENED:
         train, heldout = build.build_data(config.data)
+        tokenizer = build.build_tokenizer(config)
         _OPENED[key] = {
             "train_digest": train.digest,
             "heldout_digest": heldout.digest if heldout else None,
-            "tokenizer": build.build_tokenizer(config).fingerprint,
+            "tokenizer": build.tokenizer_fingerprint(config, tokenizer),
         }
     found: dict[str, str | None] = _OPENED[key]
     return found
 
 
-def _identity(config: Config, facts: dict[str, str | None]) -> str:
-    """Equal for runs that would give equal numbers, whatever their arms are called."""
-    text = json.dumps([science_of(config), facts], sort_keys=True)
+def _identity(config: Config, facts: dict[str, str | None], code: dict[str, str]) -> str:
+    """Equal for runs that would give equal numbers, whatever their arms are called.
+
+    Args:
+        code: digests of what is a user's own.
+    """
+    text = json.dumps([science_of(config), facts, *([code] if code else [])], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

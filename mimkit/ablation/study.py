@@ -67,6 +67,7 @@ def _costs(study: StudyConfig, arms: dict[str, Config], say: Say) -> dict[str, A
     known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     length = next(iter(arms.values())).train  # how long it trains changes no cost of a step
     keys = {name: science_hash(config.model_copy(update={"train": length}))
+            + "".join(f" {digest}" for digest in build.code_digests(config).values())
             for name, config in arms.items()}  # fmt: skip
     if not all(key in known for key in keys.values()):
         found = arm_costs(arms, say=say)

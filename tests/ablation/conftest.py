@@ -1,5 +1,7 @@
 """A study of seconds: two stems, two seeds, plain PyTorch, 4 x 4 patches."""
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ import yaml
 
 from mimkit.config import StudyConfig, load_study_config
 from mimkit.config._yaml import merge_overrides
+from mimkit.models.stems import STEMS
 
 
 @pytest.fixture(scope="session")
@@ -59,3 +62,26 @@ def broken_stem(tmp_path: Path) -> str:
     """Its name, of a part that fails in training."""
     (tmp_path / "broken.py").write_text(BROKEN)
     return f"{tmp_path}/broken.py:Broken"
+
+
+MINE = """
+from mimkit.models.stems.linear import Linear
+class Mine(Linear):
+    def forward(self, image_BCHW, mask_BN=None):
+        return SCALE * super().forward(image_BCHW, mask_BN)
+"""
+
+
+@pytest.fixture
+def own_stem(tmp_path: Path) -> Callable[[int], str]:
+    """Its name, of a user's own part; writes its file, as if this process had not loaded it yet."""
+
+    def write(scale: int) -> str:
+        name = f"{tmp_path}/mine.py:Mine"
+        (tmp_path / "mine.py").write_text(MINE.replace("SCALE", str(scale)))
+        STEMS._parts.pop(name, None)
+        for module in [one for one in sys.modules if one.startswith("mimkit_plugged_")]:
+            del sys.modules[module]
+        return name
+
+    return write

@@ -1,6 +1,8 @@
 """Which runs a study has, what they are called, and which comparisons it refuses."""
 
-from collections.abc import Iterator
+import hashlib
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from mimkit.ablation.plan import Plan, arm_configs, make_plan
 from mimkit.ablation.published import TABLE_7, published
 from mimkit.audit.cost import cost
 from mimkit.cli import main
-from mimkit.config import load_study_config
+from mimkit.config import load_study_config, science_of
 from mimkit.errors import UserError
 
 SHIPPED = sorted((ROOT / "configs" / "stems").glob("*.yaml"))
@@ -75,6 +77,30 @@ def test_an_identity_is_of_everything_that_matters_and_of_nothing_else(tiny_stud
     assert not set(identities("settings.train.lr=1e-2").values()) & set(names.values())
     renamed = identities("arms.hmlp=null", "arms.other={settings: {stem: {name: hmlp}}}")
     assert renamed["other", 1] == names["hmlp", 1]
+
+
+def test_the_code_of_a_users_own_stem_belongs_to_a_runs_identity(
+    tiny_study: Path, own_stem: Callable[[int], str]
+) -> None:
+    """And to the folder of a supervised training; ours keep the identity that they always had."""
+
+    def found(scale: int) -> tuple[dict[str, str], dict[str, str]]:
+        plan = _plan(tiny_study, f"arms.hmlp.settings.stem.name={own_stem(scale)}", "seeds=[0]",
+                     "regimes=[supervised]", "primary=supervised",
+                     "supervised={base: finetune_small}")  # fmt: skip
+        folders = {run.arm: str(classifier_config(plan.study, run, "supervised").output.dir)
+                   for run in plan.runs}  # fmt: skip
+        assert set(plan.of("hmlp")[0].code) == {f"code of {plan.arms['hmlp'].stem.name}"}
+        return {run.arm: run.identity for run in plan.runs}, folders
+
+    once, edited, again = (found(scale) for scale in (1, 2, 1))
+    assert once == again
+    for before, after in zip(once, edited, strict=True):
+        assert {arm for arm in before if before[arm] != after[arm]} == {"hmlp"}
+    plan = _plan(tiny_study)
+    for run in plan.runs:
+        text = json.dumps([science_of(run.config), plan.facts], sort_keys=True)
+        assert run.identity == hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def test_a_hidden_difference_is_refused_by_name(tiny_study: Path) -> None:
