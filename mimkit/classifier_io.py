@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mimkit import __version__
+from mimkit.class_names import names_on_record
 from mimkit.encoder_io import existing, load_encoder
 from mimkit.errors import UserError
 from mimkit.export._pretrained import Normalisation, save_encoder
@@ -106,7 +107,7 @@ def read_head(folder: Path) -> Head:
     if metadata.get("mimkit_format") != _HEAD_FORMAT:
         raise UserError(f"{folder / HEAD} is '{metadata.get('mimkit_format')}', expected "
                         f"'{_HEAD_FORMAT}'; this is mimkit {__version__}")  # fmt: skip
-    return Head(weights, metadata["pooling"], tuple(json.loads(metadata["classes"])))
+    return Head(weights, metadata["pooling"], names_on_record(json.loads(metadata["classes"])))
 
 
 def weights_digest(weights: Weights) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mimkit.classifier_io import weights_digest
-from mimkit.data.class_labels import Classes, agreed_classes
+from mimkit.data.class_labels import Classes, agreed_classes, notes_on_classes
 from mimkit.data.doubles import Double, doubles
 from mimkit.data.loader import eval_loader
 from mimkit.data.sampler import first_samples
@@ -145,8 +145,11 @@ def probe_encoder(
     size = _image_size(encoder, question)
     encoder = load_encoder(path, image_size=size)
     train, test = (_open(patterns, question) for patterns in (question.train, question.test))
-    classes = agreed_classes({"--train": train, "--test": test}, stated=None)
+    splits = {"--train": train, "--test": test}
+    classes = agreed_classes(splits, stated=None)
     _check_counts(train, test)
+    for note in notes_on_classes(splits, classes):
+        say(f"note: {note}")
     look = _Look(encoder, size, question, needs_tokens=any(p.needs_tokens for p in probes.values()))
     shared = doubles(train, test, progress=partial(progress, "compare splits"))
     begun = time.perf_counter()

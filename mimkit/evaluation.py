@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mimkit.batch import Batch
 from mimkit.classifier_io import Classifier, finetuned_folder, load_classifier
 from mimkit.config import load_finetune_config
-from mimkit.data.class_labels import agreed_classes
+from mimkit.data.class_labels import agreed_classes, numbers_alone
 from mimkit.data.known_sets import check_set, known_set, numbered_labels, real_labels
 from mimkit.data.loader import eval_loader
 from mimkit.data.resize import sides
@@ -20,6 +20,7 @@ from mimkit.data.views import CenterView
 from mimkit.downstream.predictions import Predictions
 from mimkit.downstream.scores import Scores, Share, classification_scores, multi_label_accuracy
 from mimkit.errors import UserError
+from mimkit.evaluation_notes import notes_on_training
 from mimkit.models.classifier import ImageClassifier
 from mimkit.models.resize import resized
 from mimkit.train.classification_step import predict_all
@@ -57,7 +58,7 @@ class Evaluated:
     predictions: of every image, on all ranks.
     scores: of them.
     real: share of images whose guess is one of ReaL's labels, where they were given.
-    notes: what a person should know.
+    notes: what a person should know; what its training had to do with the images, rank 0 alone.
     """
 
     predictions: Predictions
@@ -84,6 +85,8 @@ def evaluate(
     """
     classifier, source = load_classifier(path), _open(asked, runtime)
     labels, notes = _labels(source, classifier, asked)
+    if runtime.rank == 0 and (config := _run_config(path)) is not None:
+        notes += notes_on_training(config, source)
     real = None if asked.real is None else real_labels(asked.real, source.keys)
     view = _view(path, classifier, asked)
     model = _sized(classifier, view)
@@ -139,23 +142,29 @@ def _labels(
             f"label {place} is '{names[place]}' to the model and '{found.names[place]}' in the "
             "images' classes.json; write the shards with the classes of the training set"
         )
-    return source.labels, notes
+    unnamed = [what for what, known in (("the model", names), ("DATA", found.names)) if not known]
+    return source.labels, notes + ([numbers_alone(unnamed)] if unnamed else [])
+
+
+def _run_config(path: Path) -> Path | None:
+    """Of the finetuning that made the model, where its run folder is there to tell."""
+    run = finetuned_folder(path)
+    files = [] if run is None else [run / "config.yaml", run.parent / "config.yaml"]
+    return next((file for file in files if file.exists()), None)
 
 
 def _view(path: Path, classifier: Classifier, asked: Evaluation) -> CenterView:
     """That of the model's own training, where its run folder is there to tell."""
-    run = finetuned_folder(path)
-    configs = [] if run is None else [f for f in (run / "config.yaml", run.parent / "config.yaml")
-                                      if f.exists()]  # fmt: skip
+    config = _run_config(path)
     size = asked.image_size or classifier.image_size
     if asked.image_size is not None:
         patch = classifier.model.stem.patch_size
         if any(side % patch for side in asked.image_size):
             raise UserError(f"--image-size {asked.image_size[0]}x{asked.image_size[1]} is no "
                             f"multiple of the patch, {patch}")  # fmt: skip
-    if not configs:
+    if config is None:
         return CenterView(image_size=size, crop=1.0 if asked.crop is None else asked.crop)
-    data = load_finetune_config(configs[0]).data
+    data = load_finetune_config(config).data
     return CenterView(image_size=size, image_interpolation=data.interpolation, exif=data.exif,
                       crop=data.test_crop if asked.crop is None else asked.crop)  # fmt: skip
 

@@ -14,7 +14,7 @@ from mimkit import build
 from mimkit.batch import Batch
 from mimkit.classifier_io import BEST, Classifier, Weights, keep_best, open_best, write_classifier
 from mimkit.config import FinetuneConfig
-from mimkit.data.class_labels import Classes, agreed_classes
+from mimkit.data.class_labels import Classes, agreed_classes, notes_on_classes
 from mimkit.data.overlap import shared_images
 from mimkit.data.sources import Source
 from mimkit.downstream.predictions import FILE, Predictions
@@ -89,6 +89,11 @@ class _Finetuning:
         self.best = -1.0  # top-1 on held-out images
 
     def _agreed(self) -> Classes:
+        classes = agreed_classes(self._splits(), stated=self.config.model.classes)
+        self.start.notes += notes_on_classes(self._splits(), classes)
+        return classes
+
+    def _splits(self) -> dict[str, Source]:
         data = {"data.train": self.session.data.train, "data.heldout": self.session.data.heldout,
                 "data.test": self.test}  # fmt: skip
         splits = {setting: source for setting, source in data.items() if source is not None}

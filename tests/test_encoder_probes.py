@@ -99,6 +99,9 @@ def test_other_classes_and_missing_labels(
     (other / "classes.json").write_text(json.dumps(names[::-1]))
     said = _refused(capsys, finished_run, shards.train, other)
     assert "--train and --test mean different classes" in said
+    (other / "classes.json").unlink()
+    assert _probe(finished_run, shards.train, other, "--features", "none", "--probe", "knn") == 0
+    assert "note: --test names no classes" in capsys.readouterr().out
     source = ShardSource(shards=str(shards.heldout), cache_dir=tmp_path)
     (tmp_path / "bare").mkdir()
     items = [Item(str(i), source[i].image, "jpg", -1) for i in range(4)]

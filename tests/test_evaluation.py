@@ -166,6 +166,54 @@ def test_what_cannot_be_is_refused(
     assert "1 of 1 images have no label" in _refused(capsys, model, tmp_path / "bare")
 
 
+def test_a_broken_list_of_classes_is_refused_and_a_missing_one_said(
+    model: Path, shards: Shards, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(shards.heldout, tmp_path / "data")
+    classes = tmp_path / "data" / "classes.json"
+    classes.write_text(classes.read_text()[:20])
+    said = _refused(capsys, model, tmp_path / "data")
+    assert f"{classes} does not name the classes" in said
+    classes.unlink()
+    assert _run(model, tmp_path / "data", "--workers", "0") == 0
+    said = capsys.readouterr().out
+    assert "note: DATA names no classes" in said and "only the numbers of the labels" in said
+    nameless = _write_model(tmp_path / "nameless", ())
+    assert _run(nameless, tmp_path / "data", "--workers", "0") == 0
+    assert "note: the model and DATA name no classes" in capsys.readouterr().out
+
+
+def test_pairs_of_older_models_are_compared_as_they_are_written_now(
+    shards: Shards, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = [[f"n{number}", f"name {number}"] for number in range(4)]
+    shutil.copytree(shards.heldout, tmp_path / "data")
+    (tmp_path / "data" / "classes.json").write_text(json.dumps(pairs))
+    old = _write_model(tmp_path / "old", tuple(str(pair) for pair in pairs))
+    assert load_classifier(old).classes == ("n0 name 0", "n1 name 1", "n2 name 2", "n3 name 3")
+    assert _run(old, tmp_path / "data", "--workers", "0") == 0
+    out = capsys.readouterr().out
+    assert "note" not in out and "['n" not in out and "name 2 " in out
+
+
+def test_images_that_made_the_model_are_noted(model: Path, shards: Shards, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(model, run / "best")
+    (run / "config.yaml").write_text(
+        "init: x\ntrain: {steps: 1}\n"
+        f"data: {{train: {shards.train}, heldout: {shards.heldout}}}\n"
+    )
+
+    def notes(data: Path) -> list[str]:
+        asked = Evaluation(data=[str(data)], cache_dir=tmp_path)
+        return evaluate(run, asked, runtime=_alone()).notes  # type: ignore[arg-type]
+
+    [note] = notes(shards.train)
+    assert note.startswith("about 96 of the 96 images are those that the model was trained on")
+    [note] = notes(shards.heldout)
+    assert "by which its best weights were chosen" in note
+
+
 def test_other_sizes_interpolate_positions(model: Path, shards: Shards, tmp_path: Path) -> None:
     asked = Evaluation(data=[str(shards.heldout)], image_size=(48, 48), cache_dir=tmp_path)
     larger = evaluate(model, asked, runtime=_alone())  # type: ignore[arg-type]
@@ -179,10 +227,15 @@ def test_the_view_of_its_training_is_taken(model: Path, shards: Shards, tmp_path
     run = tmp_path / "run"
     run.mkdir()
     shutil.copytree(model, run / "best")
-    (run / "config.yaml").write_text("init: x\ntrain: {steps: 1}\ndata: {test_crop: 0.5}\n")
+    (run / "config.yaml").write_text(
+        "init: x\ntrain: {steps: 1}\ndata: {test_crop: 0.5, train: nowhere}\n"
+    )
     found = evaluate(run, Evaluation(data=[str(shards.heldout)], cache_dir=tmp_path),
                      runtime=_alone())  # type: ignore[arg-type]  # fmt: skip
     assert found.predictions.made_by is not None and found.predictions.made_by["crop"] == "0.5"
+    [note] = found.notes
+    assert "whether the model was trained on these images is not known" in note
+    assert "nowhere" in note
     asked = Evaluation(data=[str(shards.heldout)], crop=0.5, cache_dir=tmp_path)
     expected = evaluate(model, asked, runtime=_alone())  # type: ignore[arg-type]
     assert torch.equal(found.predictions.log_confidence_B, expected.predictions.log_confidence_B)

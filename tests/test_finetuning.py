@@ -328,12 +328,16 @@ def test_a_delta_is_a_part_of_the_size_and_merges_back_exactly(
 
 
 def test_a_finetuned_model_is_finetuned_further_at_another_size(
-    run: Run, whole: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, whole: Path, shards: Shards, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As BEiT's 384-pixel stage: the head goes with it, positions are resized; not square."""
+    shutil.copytree(shards.heldout, tmp_path / "nameless")
+    (tmp_path / "nameless" / "classes.json").unlink()
     capsys.readouterr()
-    folder = run("data.image_size=[48, 40]", "train.lr=1e-9", "train.min_lr=0", init=str(whole))
+    folder = run("data.image_size=[48, 40]", "train.lr=1e-9", "train.min_lr=0",
+                 f"data.heldout={tmp_path / 'nameless'}", init=str(whole))  # fmt: skip
     said = capsys.readouterr().out
+    assert "note: data.heldout names no classes (no classes.json beside the images)" in said
     assert "positions: 4x4 -> 6x5 patches" in said
     assert "the head of 4 classes was taken over" in said
     before, after = load_classifier(whole).model, load_classifier(folder).model
@@ -391,6 +395,9 @@ def test_splits_that_mean_other_classes_are_refused(
     assert "label 0 is 'astronaut.png' and 'chelsea.png'" in said
     fewer = _relabelled(shards, tmp_path / "fewer", names[:3])
     assert "have 4 and 3 names" in _refused([*base, f"data.test={fewer}"], capsys)
+    (fewer / "classes.json").write_text('["astronaut.png", "chel')
+    said = _refused([*base, f"data.test={fewer}"], capsys)
+    assert f"{fewer / 'classes.json'} does not name the classes (Unterminated string" in said
 
 
 def test_images_without_labels_are_counted_and_their_shards_named(

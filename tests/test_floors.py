@@ -13,15 +13,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # Modules and folders of mimkit by floor; `tokenizers` stands for the interface and tokenizers/*.py.
 FLOORS = {
-    0: {"batch", "config", "errors", "files", "interrupts", "ports", "random", "registry",
-        "resources", "weight_files", "weight_names"},
+    0: {"batch", "class_names", "config", "errors", "files", "interrupts", "ports", "random",
+        "registry", "resources", "weight_files", "weight_names"},
     1: {"masks", "models", "tokenizers"},
     2: {"data", "train", "downstream", "export", "importing", "token_bank"},
     3: {"build"},
     4: {"ablation", "audit", "banks", "bench", "classifier_io", "encoder_card", "encoder_export",
-        "encoder_io", "encoder_probes", "estimate", "evaluation", "finetuning", "finetuning_parts",
-        "finetuning_report", "kernels", "pretraining", "probing", "replay", "runs",
-        "schedule_plot", "session", "session_data", "snapshots", "tokenizer_report",
+        "encoder_io", "encoder_probes", "estimate", "evaluation", "evaluation_notes", "finetuning",
+        "finetuning_parts", "finetuning_report", "kernels", "pretraining", "probing", "replay",
+        "runs", "schedule_plot", "session", "session_data", "snapshots", "tokenizer_report",
         "tokenizer_training", "vqkd_training"},
     5: {"cli", "drills", "tools"},
 }  # fmt: skip

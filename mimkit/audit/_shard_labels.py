@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mimkit.audit._shard_findings import Finding
+from mimkit.audit._shard_records import known_manifest, rest
 from mimkit.audit._shard_samples import Samples
 from mimkit.batch import NO_LABEL
-from mimkit.data.manifest import read_classes, read_manifest
+from mimkit.data.manifest import CLASSES, read_classes
+from mimkit.errors import UserError
 
 # A label dominates a tar with more than this share of it, if it has not half of that in the set.
 _DOMINANT = 0.5
@@ -51,12 +53,21 @@ def label_facts(samples: Samples) -> Labels | None:
     tar_of = np.repeat(np.arange(len(samples.tars)), np.diff(samples.groups))
     return Labels(
         counts=dict(sorted(Counter(samples.labels[known].tolist()).items())),
-        names=tuple(read_classes(samples.tars[0].parent)),
+        names=tuple(_names(samples.tars[0].parent)[0]),
         without=int((~known).sum()),
         same_everywhere=same_everywhere(tar_of[known], samples.labels[known]),
         most_frequent=tuple(label for label, _ in tops),
         most_share=tuple(share for _, share in tops),
     )
+
+
+def _names(folder: Path) -> tuple[list[str], list[Finding]]:
+    """Of the classes, and what is wrong with their file."""
+    try:
+        return read_classes(folder), []
+    except UserError as error:
+        path = folder / CLASSES
+        return [], [Finding("bad_classes", str(path), detail=rest(error, path))]
 
 
 def same_everywhere(tar_S: NDArray[np.int64], label_S: NDArray[np.int64]) -> float | None:
@@ -87,11 +98,12 @@ def label_findings(samples: Samples, labels: Labels) -> Iterator[Finding]:
             yield samples.finding(number, "label_missing", f"it has no label; {share} have one")
     yield from _out_of_range(samples, labels)
     folder = samples.tars[0].parent
+    yield from _names(folder)[1]
     empty = [name for number, name in enumerate(labels.names) if number not in labels.counts]
     if empty:
         detail = "a class of classes.json without any image"
         yield Finding("empty_class", str(folder), empty[0], detail=detail, count=len(empty))
-    stated = read_manifest(folder).get("classes")
+    stated = known_manifest(folder).get("classes")
     if labels.names and isinstance(stated, int) and stated != len(labels.names):
         names = f"classes.json has {len(labels.names)} names"
         detail = f"{names}, but manifest.json beside it says {stated} classes"
@@ -117,9 +129,10 @@ def _dominated(samples: Samples, labels: Labels) -> Iterator[Finding]:
 
 def compare_classes(folders: Sequence[Path]) -> Iterator[Finding]:
     """Folders of one training whose classes.json name other classes than the first's."""
-    first = read_classes(folders[0])
+    first, _ = _names(folders[0])
     for folder in folders[1:]:
-        classes = read_classes(folder)
+        classes, trouble = _names(folder)
+        yield from trouble
         if classes and first and classes != first:
             names = f"its classes.json names {len(classes)} classes, that in {folders[0]} names"
             detail = f"{names} {len(first)}, and not the same in the same order"

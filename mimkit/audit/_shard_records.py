@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from mimkit.audit._shard_findings import Finding
 from mimkit.data.index import ShardIndex, index_paths, is_fresh, read_index
-from mimkit.data.manifest import check_bytes, check_count, read_manifest, shard_entry
+from mimkit.data.manifest import MANIFEST, check_bytes, check_count, read_manifest, shard_entry
 from mimkit.errors import UserError
 
 Check = Literal["ok", "old", "wrong", "none"]  # none: there is nothing to compare with
@@ -31,10 +31,29 @@ def rest(error: UserError, path: Path) -> str:
     return text
 
 
+def known_manifest(folder: Path) -> dict[str, Any]:
+    """Empty where it cannot be read: `manifests` says so."""
+    try:
+        return read_manifest(folder)
+    except UserError:
+        return {}
+
+
+def manifests(paths: Sequence[Path]) -> Iterator[Finding]:
+    """Manifests beside the tars that cannot be read."""
+    for folder in dict.fromkeys(path.parent for path in paths):
+        try:
+            read_manifest(folder)
+        except UserError as error:
+            path = folder / MANIFEST
+            yield Finding("bad_manifest", str(path), detail=rest(error, path))
+
+
 def compare_manifest(path: Path, *, num_images: int) -> tuple[Check, list[Finding]]:
-    entry, found = shard_entry(path), []
+    manifest, found = known_manifest(path.parent), []
+    entry = shard_entry(path) if manifest else {}
     if not entry:
-        if read_manifest(path.parent).get("shards"):
+        if manifest.get("shards"):
             detail = "manifest.json beside it does not name it: there is no SHA-256 to compare with"
             found.append(Finding("not_in_manifest", str(path), detail=detail))
         return "none", found
@@ -119,7 +138,7 @@ def missing_tars(paths: Sequence[Path]) -> Iterator[Finding]:
     """Tars that a manifest names beside those of the same split, and that are not there."""
     for folder in dict.fromkeys(path.parent for path in paths):
         here = {path.name for path in paths if path.parent == folder}
-        listed = read_manifest(folder).get("shards")
+        listed = known_manifest(folder).get("shards")
         entries = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
         splits = {entry.get("split") for entry in entries if entry.get("shard") in here}
         for entry in entries:

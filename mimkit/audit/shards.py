@@ -16,7 +16,7 @@ from mimkit.audit._shard_findings import WARNINGS, Finding, merge
 from mimkit.audit._shard_image_facts import image_facts, image_findings
 from mimkit.audit._shard_images import Look, choose, look_at
 from mimkit.audit._shard_labels import Labels, compare_classes, label_facts, label_findings
-from mimkit.audit._shard_records import missing_tars
+from mimkit.audit._shard_records import manifests, missing_tars
 from mimkit.audit._shard_samples import Samples, join
 from mimkit.audit._shard_shuffle import epoch_facts, shuffle_facts
 from mimkit.audit._shard_speed import speed_facts
@@ -39,6 +39,7 @@ class _Split:
         return [number for number, look in enumerate(self.looks) if look.of_pixels]
 
     def findings(self) -> Iterator[Finding]:
+        yield from manifests([tar.path for tar in self.tars])
         yield from missing_tars([tar.path for tar in self.tars])
         yield from (finding for tar in self.tars for finding in tar.findings)
         yield from self.samples.duplicate_keys()

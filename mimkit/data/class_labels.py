@@ -1,6 +1,6 @@
 """Which classes there are, and whether every split means the same ones by its labels."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +46,27 @@ def agreed_classes(splits: Mapping[str, Source], *, stated: int | None) -> Class
             )
     _check_stated(stated, found, first, named=bool(names))
     return Classes(found, tuple(names))
+
+
+def notes_on_classes(splits: Mapping[str, Source], classes: Classes) -> list[str]:
+    """What a person should know of the splits of `agreed_classes`: where only numbers of labels
+    could be compared, and classes of which the first split has nothing to learn from."""
+    first, unnamed = next(iter(splits)), [s for s, source in splits.items() if not source.classes]
+    counts_V = np.bincount(splits[first].labels, minlength=classes.num)
+    notes = [numbers_alone(unnamed)] if unnamed and len(splits) > 1 else []
+    if len(empty := np.flatnonzero(counts_V == 0)):
+        shown = [classes.names[n] if classes.names else str(n) for n in empty.tolist()]
+        notes.append(f"{len(empty)} of {classes.num} classes have no image in {first}, and cannot "
+                     f"be learnt: {_few(shown)}")  # fmt: skip
+    return notes
+
+
+def numbers_alone(unnamed: Sequence[str]) -> str:
+    """That these do not name their classes, as a note."""
+    return (
+        f"{' and '.join(unnamed)} {'name' if unnamed[1:] else 'names'} no classes (no classes.json "
+        "beside the images): only the numbers of the labels could be compared, not what they mean"
+    )
 
 
 def _check_labelled(setting: str, source: Source) -> None:

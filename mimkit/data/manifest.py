@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mimkit.class_names import EXPECTED, class_names
 from mimkit.errors import UserError
 from mimkit.files import sha256
 
@@ -12,21 +13,64 @@ CLASSES = "classes.json"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of `folder`; empty where there is none, or another kind of file."""
+    """The manifest of `folder`; empty where there is none, or one of another kind.
+
+    Raises:
+        UserError: it is there, and cannot be read as JSON.
+    """
+    return parse_manifest(_content(folder / MANIFEST), where=str(folder / MANIFEST))
+
+
+def parse_manifest(content: bytes | None, *, where: str) -> dict[str, Any]:
+    """The same of what a file held; None where there was none. Raises UserError."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+        manifest = {} if content is None else _parsed(content)
+    except ValueError as error:
+        raise UserError(
+            f"{where} is no JSON ({error}), so nothing beside it can be checked: write it again, "
+            "or remove it to do without checksums"
+        ) from error
     return manifest if isinstance(manifest, dict) else {}
 
 
 def read_classes(folder: Path) -> list[str]:
-    """Names of the labels by number; empty where there is no classes.json that lists them."""
+    """Names of the labels by number; empty where there is no classes.json.
+
+    Raises:
+        UserError: it is there, and names no classes.
+    """
+    return parse_classes(_content(folder / CLASSES), where=str(folder / CLASSES))
+
+
+def parse_classes(content: bytes | None, *, where: str) -> list[str]:
+    """The same of what a file held; None where there was none. Raises UserError."""
     try:
-        classes = json.loads((folder / CLASSES).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    return [str(name) for name in classes] if isinstance(classes, list) else []
+        return [] if content is None else class_names(_parsed(content))
+    except ValueError as error:
+        raise UserError(
+            f"{where} does not name the classes ({error}); expected: {EXPECTED}. Write it again, "
+            "or remove it to go by the labels' numbers alone"
+        ) from error
+
+
+def _content(path: Path) -> bytes | None:
+    """None where there is no such file. Raises UserError where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UserError(
+            f"cannot read {path} ({error.strerror}); mend that, or remove it"
+        ) from error
+
+
+def _parsed(content: bytes) -> Any:
+    """ValueError for what is no JSON, in few words."""
+    try:
+        return json.loads(content.decode("utf-8-sig"))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def check_shard(shard: Path, *, num_samples: int) -> None:

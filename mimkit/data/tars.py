@@ -44,7 +44,11 @@ class Tar(ABC):
     @property
     @abstractmethod
     def classes(self) -> list[str]:
-        """Names of its labels 0, 1, ..., from classes.json beside it; empty where there is none."""
+        """Names of its labels 0, 1, ..., from classes.json beside it; empty where there is none.
+
+        Raises:
+            UserError: there is one, and it names no classes.
+        """
 
 
 @dataclass(frozen=True)

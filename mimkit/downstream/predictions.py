@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from mimkit.class_names import names_on_record
 from mimkit.errors import UserError
 from mimkit.files import atomic_file
 from mimkit.weight_files import write_safetensors
@@ -110,7 +111,7 @@ def load_predictions(path: Path) -> Predictions:
                                 f"'{FORMAT}': a file that mimkit evaluate wrote")  # fmt: skip
             facts = json.loads(metadata["predictions"])
             columns = {name: opened.get_tensor(name) for name in _COLUMNS}
-        facts["classes"] = tuple(facts["classes"])
+        facts["classes"] = names_on_record(facts["classes"])
         return Predictions(**columns, **facts)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, UserError):

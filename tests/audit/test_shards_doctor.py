@@ -321,6 +321,20 @@ def test_labels(tmp_path: Path) -> None:
     assert (empty.key, empty.count) == ("eel", 1)
 
 
+def test_what_is_written_beside_the_tars_and_cannot_be_read(tmp_path: Path) -> None:
+    """Training would refuse it, or could not tell damage from what was written."""
+    (tmp_path / "classes.json").write_text('["cat", "do')
+    (tmp_path / "manifest.json").write_text('{"shards": [')
+    path = pack(tmp_path / "a.tar", {"a.png": png(0), "a.cls": b"0"})
+    report = look(path, tmp_path)
+    assert places(report) == [
+        ("bad_manifest", "manifest.json", "", None), ("bad_classes", "classes.json", "", None)
+    ]  # fmt: skip
+    assert "no JSON (Expecting value" in report.problems[0].detail
+    assert "does not name the classes (Unterminated string" in report.problems[1].detail
+    assert report.samples == 1 and report.labels is not None and not report.labels.names
+
+
 def test_a_set_without_labels_is_fit(tmp_path: Path) -> None:
     path = pack(tmp_path / "a.tar", {"a.png": png(0), "b.png": png(1)})
     report = look(path, tmp_path)

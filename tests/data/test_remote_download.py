@@ -171,6 +171,10 @@ def test_the_manifest_is_believed(server: ShardServer, tmp_path: Path) -> None:
     with_manifest(server)
     (good, _), *_ = open_remote([server.url(NAME)], cache=make_cache(tmp_path / "a"))
     assert good.classes == ["cat", "dog"]
+    (server.folder / "classes.json").write_text('["cat", "d')
+    (cut, _), *_ = open_remote([server.url(NAME)], cache=make_cache(tmp_path / "a"))
+    with pytest.raises(UserError, match=r"127.*classes\.json does not name the classes"):
+        _ = cut.classes
     assert content(good) == (server.folder / NAME).read_bytes()
     with_manifest(server, sha256="0" * 64)
     (bad, _), *_ = open_remote([server.url(NAME)], cache=make_cache(tmp_path / "b"))
@@ -181,6 +185,9 @@ def test_the_manifest_is_believed(server: ShardServer, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds 7 images, but manifest\.json beside it says 6"):
         bad.open()
     assert cached(bad) == []
+    (server.folder / "manifest.json").write_text('{"shards": [')
+    with pytest.raises(UserError, match=r"manifest\.json is no JSON"):
+        open_remote([server.url(NAME)], cache=make_cache(tmp_path / "d"))
 
 
 def test_bytes_that_changed_on_the_way_are_fetched_again(

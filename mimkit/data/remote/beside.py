@@ -1,7 +1,6 @@
 """What lies beside shards on their server: manifest.json, classes.json, an index for each."""
 
 import io
-import json
 import zipfile
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +11,7 @@ import numpy as np
 
 from mimkit.data._members import IMAGE_EXTENSIONS
 from mimkit.data.index import ShardIndex, read_index
-from mimkit.data.manifest import CLASSES, MANIFEST
+from mimkit.data.manifest import CLASSES, MANIFEST, parse_classes, parse_manifest
 from mimkit.data.remote.download import RemoteShard
 from mimkit.data.remote.retry import Patience
 from mimkit.data.remote.store import RemoteFile, read_whole
@@ -28,7 +27,13 @@ class RemoteFolder:
     """What is said of the shards of a folder, where somebody put it there."""
 
     manifest: dict[str, dict[str, Any]]  # by file name
-    classes: tuple[str, ...]
+    classes_json: bytes | None  # None where there is none
+    classes_at: str
+
+    @property
+    def classes(self) -> list[str]:
+        """Empty where there is no classes.json; UserError where it names no classes."""
+        return parse_classes(self.classes_json, where=self.classes_at)
 
     def describe(self, file: RemoteFile) -> RemoteShard:
         entry = self.manifest.get(base_name(file.url), {})
@@ -41,13 +46,15 @@ class RemoteFolder:
 
 
 def read_folder(url: str, *, patience: Patience) -> RemoteFolder:
-    """Of the shard `url`. Raises UserError where the server fails too often."""
-    manifest, classes = (_json(beside(url, name), patience) for name in (MANIFEST, CLASSES))
-    entries = manifest.get("shards") if isinstance(manifest, dict) else None
+    """Of the shard `url`. Raises UserError where the server fails too often, or the manifest is
+    no JSON."""
+    found = _read(beside(url, MANIFEST), patience)
+    entries = parse_manifest(found, where=shown(beside(url, MANIFEST))).get("shards")
     named = [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
     return RemoteFolder(
         manifest={str(entry.get("shard")): entry for entry in named},
-        classes=tuple(str(name) for name in classes) if isinstance(classes, list) else (),
+        classes_json=_read(beside(url, CLASSES), patience),
+        classes_at=shown(beside(url, CLASSES)),
     )
 
 
@@ -89,14 +96,6 @@ def _may_be_of(file: RemoteFile, index: ShardIndex) -> bool:
         and bool(((index.offsets >= 0) & (index.sizes >= 0) & (index.sizes <= room)).all())
         and set(index.extensions.tolist()) <= {name.encode() for name in IMAGE_EXTENSIONS}
     )
-
-
-def _json(url: str, patience: Patience) -> Any:
-    """None where there is none, or another kind of file."""
-    try:
-        return json.loads(_read(url, patience) or b"null")
-    except ValueError:
-        return None
 
 
 def _read(url: str, patience: Patience) -> bytes | None:

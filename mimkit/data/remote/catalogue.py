@@ -55,7 +55,7 @@ class RemoteTar(Tar):
 
     @property
     def classes(self) -> list[str]:
-        return list(self.folder.classes)
+        return self.folder.classes
 
 
 def open_remote(urls: Sequence[str], *, cache: ShardCache) -> list[tuple[RemoteTar, ShardIndex]]:
