@@ -22,6 +22,7 @@ from mimkit.config import (
     SourceConfig,
     TrainConfig,
 )
+from mimkit.contracts import check_mask, check_mask_at, check_stem, check_tokenizer, is_users_own
 from mimkit.data.embedded import embedded_shards
 from mimkit.data.labelled_views import AugmentedView, make_policy
 from mimkit.data.mixture import Ingredient, MixtureSource, check_weights
@@ -114,7 +115,10 @@ def code_digests(config: BaseModel) -> dict[str, str]:
 
 
 def build_tokenizer(config: Config) -> VisualTokenizer:
-    return make_part(TOKENIZERS, config.tokenizer)
+    tokenizer = make_part(TOKENIZERS, config.tokenizer)
+    if is_users_own(config.tokenizer.name):
+        check_tokenizer(tokenizer, config.tokenizer.name)
+    return tokenizer
 
 
 def tokenizer_fingerprint(config: Config, tokenizer: VisualTokenizer) -> str:
@@ -130,6 +134,16 @@ def build_stem(config: Config) -> Stem:
 def _stem(stem: PartConfig, encoder: ArchitectureConfig) -> Stem:
     width = SIZES[encoder.size].width
     return make_part(STEMS, stem, width=width, patch_size=encoder.patch_size)
+
+
+def _sound_stem(stem: PartConfig, encoder: ArchitectureConfig) -> Stem:
+    """One of a user's own keeps what `Stem` promises, or it is a UserError; without data (on the
+    meta device) it cannot be tried."""
+    made = _stem(stem, encoder)
+    if is_users_own(stem.name) and torch.get_default_device().type != "meta":
+        width = SIZES[encoder.size].width
+        check_stem(made, stem.name, width=width, patch_size=encoder.patch_size)
+    return made
 
 
 def _encoder(settings: ArchitectureConfig, grid: Grid, engine: EngineConfig) -> Encoder:
@@ -149,7 +163,10 @@ def _encoder(settings: ArchitectureConfig, grid: Grid, engine: EngineConfig) -> 
 
 def build_model(config: Config, *, prediction_dim: int) -> MaskedImageModel:
     """The model with its initial weights: a pure function of the configuration."""
-    stem = build_stem(config)
+    stem = _sound_stem(config.stem, config.encoder)
+    mask_at = make_part(MASK_AT, config.mask_at)
+    if is_users_own(config.mask_at.name) and torch.get_default_device().type != "meta":
+        check_mask_at(mask_at, config.mask_at.name, stem=stem)
     model = MaskedImageModel(
         stem=stem,
         encoder=_encoder(
@@ -158,7 +175,7 @@ def build_model(config: Config, *, prediction_dim: int) -> MaskedImageModel:
             config.engine,
         ),
         prediction_dim=prediction_dim,
-        mask_at=make_part(MASK_AT, config.mask_at),
+        mask_at=mask_at,
     )
     initialise(model, seed=config.seed)
     return model
@@ -171,7 +188,7 @@ def build_untrained(config: FinetuneConfig) -> ImageEncoder:
     blocks add.
     """
     assert config.stem is not None and config.encoder is not None
-    stem = _stem(config.stem, config.encoder)
+    stem = _sound_stem(config.stem, config.encoder)
     grid = stem.grid(*sides(config.data.image_size))
     model = ImageEncoder(stem, _encoder(config.encoder, grid, config.engine))
     initialise(model, seed=config.seed)
@@ -180,7 +197,10 @@ def build_untrained(config: FinetuneConfig) -> ImageEncoder:
 
 def build_mask(config: Config, grid: Grid) -> Mask:
     settings = {"num_masked": beits_share(grid), **config.mask.settings}
-    return make_part(MASKS, PartConfig(name=config.mask.name, **settings), grid=grid)
+    mask = make_part(MASKS, PartConfig(name=config.mask.name, **settings), grid=grid)
+    if is_users_own(config.mask.name):
+        check_mask(mask, config.mask.name, grid=grid)
+    return mask
 
 
 _DRAWS = 64  # masks that tell how much a placement hides

@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import pkgutil
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.machinery import SourceFileLoader
@@ -105,6 +106,10 @@ class Registry(Generic[Part]):
                     "which a file can not start. If you trust that code, name it yourself first: a "
                     f"configuration with {self.kind}.name={name}, or plug_in('{name}') of the "
                     "registry"
+                )
+            if name.endswith(".py"):
+                raise UserError(
+                    f"{self.kind} '{name}' names a file and no class in it; write {name}:NAME"
                 )
             if name not in known:
                 raise UserError(
@@ -207,6 +212,15 @@ class _Source(SourceFileLoader):
         return code
 
 
+def _line(error: Exception, path: Path) -> str:
+    """What went wrong in a user's file, and in which line of it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    number = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+    said = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{path}, line {number}: {type(error).__name__}: {said}"
+
+
 def _file_module(path: Path, name: str) -> ModuleType:
     path = path.expanduser().resolve()
     if not path.is_file():
@@ -222,7 +236,9 @@ def _file_module(path: Path, name: str) -> ModuleType:
         module = sys.modules[alias] = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
-        except BaseException:
+        except BaseException as error:
             del sys.modules[alias]
-            raise
+            if not isinstance(error, Exception) or isinstance(error, UserError):
+                raise
+            raise UserError(f"'{name}' cannot be imported: {_line(error, path)}") from error
     return sys.modules[alias]

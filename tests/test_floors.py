@@ -16,7 +16,7 @@ FLOORS = {
     0: {"batch", "class_names", "config", "errors", "files", "interrupts", "ports", "random",
         "registry", "resources", "weight_files", "weight_names"},
     1: {"masks", "models", "tokenizers"},
-    2: {"data", "train", "downstream", "export", "importing", "token_bank"},
+    2: {"contracts", "data", "train", "downstream", "export", "importing", "token_bank"},
     3: {"build"},
     4: {"ablation", "audit", "banks", "bench", "classifier_io", "encoder_card", "encoder_export",
         "encoder_io", "encoder_probes", "estimate", "evaluation", "evaluation_notes", "finetuning",

@@ -221,8 +221,9 @@ def test_an_error_in_the_users_file_is_the_users_and_the_file_is_read_again(
 ) -> None:
     path = tmp_path / "wrong.py"
     path.write_text("import no_such_module_of_theirs\n")
-    with pytest.raises(ModuleNotFoundError, match="no_such_module_of_theirs"):
+    with pytest.raises(UserError, match="line 1: .*no_such_module_of_theirs") as found:
         MASKS.plug_in(f"{path}:Corner")
+    assert isinstance(found.value.__cause__, ModuleNotFoundError)
     path.write_text(MINE)
     assert MASKS.plug_in(f"{path}:Corner").__name__ == "Corner"
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mimkit.batch import Grid
+from mimkit.errors import UserError
 from mimkit.masks import Mask
 from mimkit.models.calibration import batch_norms, calibrate
 from mimkit.models.mask_at import MaskAt
@@ -174,14 +175,26 @@ def block_mask(grid: Grid, *, batch: int) -> Tensor:
 def leaks_of_run(
     stem: Stem, mask_at: MaskAt, mask: Mask, *, name: str, placement: str
 ) -> list[Leak]:
-    """The short form, for one run: its own masks and batch statistics, on four images of noise."""
+    """The short form, for one run: its own masks and batch statistics, on four images of noise.
+
+    Raises:
+        UserError: the stem sees farther than it says.
+    """
     rng = generator(Purpose.MASK, seed=0)
     mask_BN = torch.from_numpy(np.stack([mask(rng) for _ in range(4)]))
     side = stem.patch_size
     height, width = (length * side for length in mask.grid)
     image_BCHW, other_BCHW = noise(8, side=max(height, width))[..., :height, :width].chunk(2)
-    return list(leaks(stem, mask_at, name=name, placement=placement, image_BCHW=image_BCHW,
-                      other_BCHW=other_BCHW, mask_BN=mask_BN, every_statistics=False))  # fmt: skip
+    found = list(leaks(stem, mask_at, name=name, placement=placement, image_BCHW=image_BCHW,
+                       other_BCHW=other_BCHW, mask_BN=mask_BN, every_statistics=False))  # fmt: skip
+    if found[0].reach_measured > found[0].reach_declared:
+        raise UserError(
+            f"stem '{name}' says by reach_sides={stem.reach_sides} that a token sees at most "
+            f"{found[0].reach_declared} pixels beyond its patch; measured were "
+            f"{found[0].reach_measured}, so masks that act on pixels would go by a wrong number. "
+            "Mend reach_sides"
+        )
+    return found
 
 
 _HOW = {

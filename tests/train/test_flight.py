@@ -126,7 +126,12 @@ class Poison(Linear):
 
     def __init__(self, *, width: int, patch_size: int, means: list[float]) -> None:
         super().__init__(width=width, patch_size=patch_size)
+        self.means = means
         self.register_buffer("mean_P", torch.tensor(means), persistent=False)
+
+    @property
+    def settings(self):
+        return {"width": self.width, "patch_size": self.patch_size, "means": self.means}
 
     def forward(self, image_BCHW, mask_BN=None):
         tokens_BND = super().forward(image_BCHW, mask_BN)
