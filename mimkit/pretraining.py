@@ -286,8 +286,9 @@ def _report(s: dict[str, Any], folder: RunFolder) -> str:
     first = f", the first after {s['seconds_to_first_step']:.0f} s" if speed else ""
     lines = ["", f"Done: {s['steps']} steps{speed}{first}."]
     if share := s.get("tokenizer_share"):
-        lines.append(f"The tokenizer took {share:.0%} of the time of a step; runs that share a "
-                     "token bank take none (mimkit make_tokens --estimate).")  # fmt: skip
+        bank = ("; runs that share a token bank take none (mimkit make_tokens --estimate)"
+                if "tokenizer_used" in s else "")  # fmt: skip  # a bank holds words
+        lines.append(f"The tokenizer took {share:.0%} of the time of a step{bank}.")
     if "unigram_entropy" in s:
         gained = min(s["unigram_entropy"], s["position_loss"]) - s["heldout_loss"]
         lines += [

@@ -1,16 +1,21 @@
 """What the trainings of tokenizers have in common: what they refuse, tell and draw."""
 
+import json
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from mimkit.config import TokenizerConfig
+from mimkit.config import SourceConfig, TokenizerConfig
 from mimkit.errors import UserError
 from mimkit.files import atomic_file
 from mimkit.session import Session
 from mimkit.tokenizers._dvae_health import TokenHealth, collapse_warning
 from mimkit.train.pictures import picture_grid
+
+_STEM_PATCH = 16  # pixels, of the encoder in configs/default.yaml
 
 
 def refuse_what_does_nothing(config: TokenizerConfig, *, what: str, zero_3: str) -> None:
@@ -75,6 +80,32 @@ def use_in_words(summary: Mapping[str, Any], *, vocabulary: int, noun: str) -> s
         f"Tokens: {s['codes_used']} of {vocabulary} {noun} occur, perplexity "
         f"{s['perplexity']:.0f}, the most frequent one is {s['top_share']:.1%} of all."
     )
+
+
+def what_next(
+    config: TokenizerConfig, summary: Mapping[str, Any], path: Path, *, name: str, patch: int,
+    remedy: str,
+) -> str:  # fmt: skip
+    """The last line of a training: the pretraining with it on the same images, at its own size.
+
+    Args:
+        name: of the tokenizer, whose file is in `path`; `patch` is in pixels of its view.
+        remedy: for one that has collapsed, which nobody should pretrain with: "with ...".
+    """
+    if "warning" in summary:
+        return f"Next: train it again {remedy}; as it is, pretraining with it would mean nothing"
+    size = config.data.token_size
+    words = [
+        f"tokenizer={name}",
+        f"tokenizer.path={path / 'tokenizer.safetensors'}",
+        f"data.token_size={size}",
+        f"data.image_size={size // patch * _STEM_PATCH}",
+    ]
+    given = config.data.model_dump(mode="json", include=set(SourceConfig.model_fields))
+    usual = SourceConfig().model_dump(mode="json")
+    words += [f"data.{key}={value if isinstance(value, str) else json.dumps(value)}"
+              for key, value in given.items() if value != usual[key]]  # fmt: skip
+    return f"Next: deepspeed tools/pretrain.py {shlex.join(words)}"
 
 
 def use_in_rows(summary: Mapping[str, Any], *, vocabulary: int, noun: str) -> str:

@@ -20,6 +20,7 @@ from mimkit.tokenizer_report import (
     use_in_rows,
     use_in_words,
     warn_of_collapse,
+    what_next,
     words_in_use,
 )
 from mimkit.tokenizers._dvae_file import save_dvae
@@ -219,8 +220,7 @@ class _TokenizerTraining:
             f"({PUBLISHED_MAE}), PSNR {s['heldout_psnr']:.1f} dB, SSIM {s['heldout_ssim']:.3f}.\n"
             f"{use_in_words(s, vocabulary=self.config.model.vocabulary, noun='words')}\n"
             f"Everything is in {path}: tokenizer.safetensors, tokenizer.md, pictures/.\n"
-            f"Next: deepspeed tools/pretrain.py tokenizer.path={path}/tokenizer.safetensors"
-            + ("" if self.config.data.train == "embedded" else " data.train=... data.heldout=..."),
+            + what_next(self.config, s, path, name="dvae", patch=DOWNSAMPLING, remedy=_REMEDY),
             flush=True,
         )
 

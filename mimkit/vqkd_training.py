@@ -23,6 +23,7 @@ from mimkit.tokenizer_report import (
     use_in_rows,
     use_in_words,
     warn_of_collapse,
+    what_next,
     words_in_use,
 )
 from mimkit.tokenizers import TOKENIZERS, VisualTokenizer
@@ -251,8 +252,8 @@ class _VqkdTraining:
             f"Held-out distance from the teacher: {s['heldout_distillation']:.4f}.\n"
             f"{use_in_words(s, vocabulary=self.config.model.vocabulary, noun='codes')}\n"
             f"Everything is in {path}: tokenizer.safetensors, tokenizer.md, pictures/.\n"
-            f"Next: deepspeed tools/pretrain.py tokenizer=vqkd tokenizer.path={path}/"
-            f"tokenizer.safetensors data.token_size={self.config.data.token_size}",
+            + what_next(self.config, s, path, name="vqkd", patch=self.config.model.patch_size,
+                        remedy=_REMEDY),
             flush=True,
         )
 

@@ -187,7 +187,9 @@ def test_the_estimate_says_what_it_costs_and_saves(tiny, tmp_path: Path, capsys)
     assert code == 0
     said = capsys.readouterr().out
     assert "100 epochs of 96 images, 16 tokens each: 0.000307 GB" in said
-    assert "it pays from run number" in said
+    pays = re.search(r"each run, which trains on 48 images, saves 0\.\d+ s of the tokenizer .*\n"
+                     r"it pays from run number (\d+) on", said)  # fmt: skip
+    assert pays is not None and int(pays[1]) > 20  # the bank has 200 times the images of a run
     shares = re.search(r"tokens: ([\d.]+)% without a bank \(20 real updates of 8 images: "
                        r"[\d.]+ ms an image\), ([\d.]+)% with one bank for 40;", said)  # fmt: skip
     assert shares is not None and all(0 < float(share) < 100 for share in shares.groups())
@@ -206,6 +208,12 @@ def test_the_share_of_tokens_in_a_study() -> None:
     assert study.with_bank(runs=30) == pytest.approx(5 / 215)
     assert study.runs_for(0.02) == 35 and study.with_bank(runs=35) == pytest.approx(0.02)
     assert study.runs_for(0.9) == 1
+    assert cost.tokenizer_saved_s(1000) == 3 and cost.rendering_saved_s(1000) == 1
+    assert cost.pays_from(bank_images=1000, run_images=1000) == 2  # 5 s, and 4 s a run
+    assert cost.pays_from(bank_images=1000, run_images=20) == 63  # 0.08 s a run
+    assert cost.pays_from(bank_images=1000, run_images=10_000) == 1
+    slower = BankCost(64, 16, 0.0, render_ms=2.0, encode_ms=3.0, second_view_ms=-0.5)
+    assert slower.rendering_saved_s(1000) == 0  # noise of the clock is no loss
     longer = step.of_study(cost, bank_images=1000, run_images=4000)
     assert longer.with_bank(runs=10) == pytest.approx(5 / 285)
 

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,10 +18,11 @@ from PIL import Image
 
 from mimkit import build, tokenizer_training
 from mimkit.audit.tokenizer import reconstruction
-from mimkit.config import load_tokenizer_config
+from mimkit.config import SourceConfig, load_config, load_tokenizer_config
 from mimkit.data.loader import eval_loader
 from mimkit.errors import UserError
 from mimkit.ports import free_port
+from mimkit.tokenizer_report import what_next
 from mimkit.tokenizers import TOKENIZERS
 from mimkit.tokenizers._dvae_health import token_counts, token_health
 from mimkit.tokenizers._dvae_training import DvaeTrainee, revive_words
@@ -139,6 +141,32 @@ def test_ranks_revive_the_same_words_by_the_tokens_of_all(tiny: list[str], tmp_p
     assert noted == theirs and len(noted) == 5 and sum(count for _, count in noted) > 0
     assert {tokens for tokens, _ in noted} == {8 * 16.0}, "of both ranks: 8 views of 4 x 4 words"
     assert "share_V" in first and [n for n in first if not torch.equal(first[n], second[n])] == []
+
+
+@pytest.mark.parametrize(("config", "name", "patch"), [("tokenizer", "dvae", 8),
+                                                       ("vqkd", "vqkd", 16)])  # fmt: skip
+def test_the_command_that_is_named_at_the_end_can_be_pasted(
+    config: str, name: str, patch: int, shards: Shards, tmp_path: Path
+) -> None:
+    """It is read again, its grids agree, and its images are those of the training."""
+    sets = f"[{{shards: {shards.train}, weight: 2.5}}, {{shards: {shards.heldout}}}]"
+    given = load_tokenizer_config(
+        ROOT / "configs" / f"{config}.yaml",
+        ["data.token_size=64", f"data.train={sets}", "data.heldout=null",
+         "data.heldout_fraction=0.25", "data.heldout_limit=7"],
+    )  # fmt: skip
+    said = what_next(given, {}, tmp_path / "a run", name=name, patch=patch, remedy="")
+    command, _, words = said.partition(" tools/pretrain.py ")
+    assert command == "Next: deepspeed"
+    read = load_config(ROOT / "configs" / "default.yaml", shlex.split(words))
+    assert read.tokenizer.name == name
+    assert read.data.image_size // read.encoder.patch_size == read.data.token_size // patch
+    assert read.tokenizer.model_dump()["path"] == str(tmp_path / "a run" / "tokenizer.safetensors")
+    images = set(SourceConfig.model_fields)
+    assert read.data.model_dump(include=images) == given.data.model_dump(include=images)
+    collapsed = what_next(given, {"warning": "it has collapsed"}, tmp_path, name=name, patch=patch,
+                          remedy="with a lower lr")  # fmt: skip
+    assert collapsed.startswith("Next: train it again with a lower lr;")
 
 
 def test_a_width_that_dall_e_cannot_build_is_refused() -> None:

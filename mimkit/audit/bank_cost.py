@@ -33,11 +33,22 @@ class BankCost:
     encode_ms: float  # the tokenizer
     second_view_ms: float  # what a run's loaders save: both views, less the encoder's alone
 
-    @property
-    def pays_from(self) -> int:
-        """The run from which on making the bank has cost less than the tokenizer in every run."""
-        saved = self.encode_ms + max(0.0, self.second_view_ms)
-        return max(1, math.ceil((self.render_ms + self.encode_ms) / saved))
+    def making_s(self, images: int) -> float:
+        """Seconds for a bank of so many rows."""
+        return images * (self.render_ms + self.encode_ms) / 1e3
+
+    def rendering_saved_s(self, images: int) -> float:
+        """Seconds of its loaders that a run of so many images saves by it."""
+        return images * max(0.0, self.second_view_ms) / 1e3
+
+    def tokenizer_saved_s(self, images: int) -> float:
+        """Seconds of the tokenizer."""
+        return images * self.encode_ms / 1e3
+
+    def pays_from(self, *, bank_images: int, run_images: int) -> int:
+        """The run from which on making the bank has cost less than what the runs have saved."""
+        saved = self.tokenizer_saved_s(run_images) + self.rendering_saved_s(run_images)
+        return max(1, math.ceil(self.making_s(bank_images) / saved - 1e-9))
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,7 @@ class StepTime:
         """The share of tokens, where a bank has so many rows and a run so many images."""
         seconds = run_images * self.ms / 1e3
         return StudyShare(
-            making_s=bank_images * (cost.render_ms + cost.encode_ms) / 1e3,
+            making_s=cost.making_s(bank_images),
             run_s=seconds * (1 - self.tokenizer_share),
             tokenizer_s=seconds * self.tokenizer_share,
         )

@@ -27,7 +27,9 @@ class Stopwatch:
 
 
 def duration(seconds: float) -> str:
-    """`41 s`, `12 min`, `3.5 h`, `12 days`."""
+    """`0.04 s`, `41 s`, `12 min`, `3.5 h`, `12 days`."""
+    if 0 < seconds < 0.95:
+        return f"{seconds:.1g} s"
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:
