@@ -25,7 +25,7 @@ from mimkit.data.sources.shards import ShardSource
 from mimkit.data.writer import Item, write_shard
 from mimkit.errors import UserError
 from mimkit.train.runtimes import RUNTIMES, UpdateRule
-from mimkit.train.runtimes._deepspeed_json import KEYS, check_used
+from mimkit.train.runtimes._deepspeed_json import KEYS, TYPES, check_used
 from mimkit.train.runtimes.deepspeed import deepspeed_settings
 
 Complaint = Callable[..., str]
@@ -278,6 +278,7 @@ RULE = UpdateRule(micro_batch=4, accumulation=1, clip_grad=3.0, bf16=False, zero
         ({"zero_optimisation": {"stage": 1}}, ["Did you mean 'zero_optimization'?"]),
         ({"gradient_cliping": 3.0}, ["Did you mean 'gradient_clipping'?"]),
         ({"zero_optimization": {"foo_bar": 3}}, ["zero_optimization", "foo_bar"]),
+        ({"zero_optimization": {"reduce_bucket_sizee": 3}}, ["mean 'reduce_bucket_size'?"]),
         ({"zero_optimization": {"overlap_comm": "perhaps"}}, ["overlap_comm"]),
         ({"zero_optimization": 2}, ["zero_optimization = 2", "expected an object"]),
         ([1], ["holds no JSON object"]),
@@ -341,6 +342,17 @@ def test_every_key_of_deepspeeds_own_section_is_judged_at_every_stage(
     else:
         with pytest.raises(UserError, match=r"would ignore at engine\.zero_stage=0"):
             deepspeed_settings(rule, world=1)
+
+
+@pytest.mark.parametrize("key", TYPES)
+def test_a_value_of_another_kind_is_refused_by_its_key(key: str, tmp_path: Path) -> None:
+    settings: object = 5 if TYPES[key] in (str, list, dict) else "yes"
+    for word in reversed(key.split(".")):
+        settings = {word: settings}
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(settings))
+    with pytest.raises(UserError, match=rf"{key.split('.')[0]}.*expected"):
+        deepspeed_settings(UpdateRule(**{**vars(RULE), "deepspeed_config": file}), world=1)
 
 
 def test_what_deepspeed_runs_with_must_be_what_it_was_given() -> None:

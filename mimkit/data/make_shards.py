@@ -122,6 +122,7 @@ def _write_shards(
     keys = unique_keys(source.keys)
     done = sum(len(part) for part in plan[: len(state.records)])
     progress(done, total)
+    _check_failures(state, done, total, max_failures, folder)  # of a command before this one
     for part in plan[len(state.records) :]:
         failures: list[Failure] = []
         items = _items(source, keys, part.tolist(), failures, _shifted(progress, done, total))
@@ -130,8 +131,7 @@ def _write_shards(
         state.failures.extend(failures)
         state.save(folder)
         done += len(part)
-        if len(state.failures) > _allowed(max_failures, total):
-            raise _too_many(state.failures, done, total, max_failures, folder)
+        _check_failures(state, done, total, max_failures, folder)
 
 
 def _allowed(max_failures: float, total: int) -> float:
@@ -162,14 +162,16 @@ def _items(
         tick(count)
 
 
-def _too_many(
-    failures: list[Failure], done: int, total: int, max_failures: float, folder: Path
-) -> UserError:
+def _check_failures(state: State, done: int, total: int, max_failures: float, folder: Path) -> None:
+    """UserError if more of the first `done` images were bad than are allowed."""
+    failures, allowed = state.failures, _allowed(max_failures, total)
+    if len(failures) <= allowed:
+        return
     write_failures(folder / FAILURES, failures)
     first = "; ".join(f"{failure.origin}: {failure.cause}" for failure in failures[:3])
-    return UserError(
+    raise UserError(
         f"{len(failures)} of the first {done} images ({total} in all) cannot be decoded; allowed "
-        f"are {_allowed(max_failures, total):g} (--max-failures {max_failures:g}). The first are: "
+        f"are {allowed:g} (--max-failures {max_failures:g}). The first are: "
         f"{first}. All are listed in {folder / FAILURES}. Mend the source, remove that folder and "
         "start again; or go on without them by the same command with a higher --max-failures."
     )

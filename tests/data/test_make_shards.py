@@ -141,6 +141,17 @@ def test_too_many_failures(images: Path, tmp_path: Path, jpegs: list[bytes]) -> 
     assert report.num_samples == 15 and len(report.failures) == 5
 
 
+def test_the_refused_command_is_refused_again(
+    images: Path, tmp_path: Path, jpegs: list[bytes]
+) -> None:
+    """Also where nothing is left to write: the bad images are in the last shard, the only one."""
+    spoil(images, 5, jpegs)
+    for _ in range(2):
+        with pytest.raises(UserError, match="5 of the first 20 images"):
+            make_shards(images, tmp_path / "out", samples_per_shard=100, max_failures=0)
+    assert not (tmp_path / "out").exists()
+
+
 def test_nothing_but_failures(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "a.jpg").write_bytes(b"")

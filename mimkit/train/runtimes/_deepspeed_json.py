@@ -51,16 +51,28 @@ USELESS = {  # top level
 }
 PRINTING = ("steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state",
             "comms_logger", "flops_profiler", "timers")  # fmt: skip
-_NESTED = {  # sections in which DeepSpeed takes any key and reads these
-    "flops_profiler": ("enabled", "recompute_fwd_factor", "profile_step", "module_depth",
-                       "top_modules", "detailed", "output_file"),
-    "comms_logger": ("enabled", "prof_all", "prof_ops", "verbose", "debug"),
-    "timers": ("throughput",),
-    "timers.throughput": ("enabled", "synchronized"),
-    "aio": ("block_size", "queue_depth", "intra_op_parallelism", "single_submit", "overlap_events",
-            "use_gds"),
-    "torch_autocast": ("enabled", "dtype"),
+_NESTED: dict[str, dict[str, type]] = {  # sections in which DeepSpeed takes any key and reads these
+    "flops_profiler": {"enabled": bool, "recompute_fwd_factor": float, "profile_step": int,
+                       "module_depth": int, "top_modules": int, "detailed": bool,
+                       "output_file": str},
+    "comms_logger": {"enabled": bool, "prof_all": bool, "prof_ops": list, "verbose": bool,
+                     "debug": bool},
+    "timers": {"throughput": dict},
+    "timers.throughput": {"enabled": bool, "synchronized": bool},
+    "aio": {"block_size": int, "queue_depth": int, "intra_op_parallelism": int,
+            "single_submit": bool, "overlap_events": bool, "use_gds": bool},
+    "torch_autocast": {"enabled": bool, "dtype": str},
 }  # fmt: skip
+TYPES: dict[str, type] = {  # of all that is handed on without a check of DeepSpeed's own
+    "zero_optimization": dict, "zero_force_ds_cpu_optimizer": bool, "steps_per_print": int,
+    "wall_clock_breakdown": bool, "memory_breakdown": bool, "dump_state": bool,
+    "prescale_gradients": bool, "gradient_predivide_factor": float, "disable_python_gc": bool,
+    **{section: dict for section in _NESTED},
+    **{f"{section}.{key}": kind for section, keys in _NESTED.items()
+       if section != "torch_autocast" for key, kind in keys.items()},  # ours: compared with these
+}  # fmt: skip
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string",
+          list: "a list", dict: "an object {...}"}  # fmt: skip
 _NVME = ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pipeline_read",
          "pipeline_write", "fast_init")  # fmt: skip
 
@@ -94,6 +106,7 @@ def _problems(user: Mapping[str, Any], *, stage: int, on_cpu: bool) -> Iterator[
     for key, value in _leaves(user):
         if value == "auto":
             yield f"{key} = 'auto', which only HuggingFace's Trainer fills in: DeepSpeed drops it"
+    yield from _of_another_kind(user)
     for key, why in USELESS.items():
         if key in user:
             yield f"'{key}', which does nothing: {why}"
@@ -109,6 +122,16 @@ def _problems(user: Mapping[str, Any], *, stage: int, on_cpu: bool) -> Iterator[
     zero = _section(user, "zero_optimization")
     yield from _zero_problems(zero, stage=stage)
     yield from _offload_problems(user, zero, on_cpu=on_cpu)
+
+
+def _of_another_kind(user: Mapping[str, Any]) -> Iterator[str]:
+    for key, kind in TYPES.items():
+        section, _, last = key.rpartition(".")
+        within = _section(user, section) if section else user
+        value = within.get(last)
+        exactly = type(value) is kind or (kind is float and type(value) is int)
+        if last in within and value is not None and not exactly:
+            yield f"{key} = {value!r}, expected {_KINDS[kind]}; write that, or"
 
 
 def _zero_problems(zero: Mapping[str, Any], *, stage: int) -> Iterator[str]:

@@ -27,6 +27,7 @@ from mimkit.train.runtimes import (
     start_moments,
 )
 from mimkit.train.runtimes._deepspeed_json import (
+    KEYS,
     PRINTING,
     USELESS,
     check_effect,
@@ -147,8 +148,10 @@ def _check_zero(settings: dict[str, Any], file: Path) -> None:
     try:
         DeepSpeedZeroConfig(**settings)
     except ValidationError as error:
-        problems = (f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors())
-        raise UserError(f"{file}, zero_optimization: {'; '.join(problems)}") from error
+        problems = [f"{'.'.join(map(str, p['loc']))}: {p['msg']}."
+                    f"{nearest(str(p['loc'][-1]), sorted(KEYS)) if 'Extra' in p['msg'] else ''}"
+                    for p in error.errors()]  # fmt: skip
+        raise UserError(f"{file}, zero_optimization: {' '.join(problems)}") from error
 
 
 @RUNTIMES.register
