@@ -1,6 +1,6 @@
 """One measure of a study: every arm against one other arm, corrected for their number."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +22,6 @@ from mimkit.ablation.significance import (
     smallest_detectable,
 )
 
-MARGIN = 1e-12  # of a p-value against alpha, for rounding
-
 
 @dataclass(frozen=True)
 class Scores:
@@ -38,14 +36,14 @@ class Comparison:
     """One arm minus another one, on the seeds that both have.
 
     Attributes:
-        corrected: the interval at the level of Holm's step; excludes zero exactly where this step
-            would reject. None for one seed.
-        adjusted_p: Holm's.
-        shown: whether there is a difference, corrected.
+        corrected: the interval at the level of Holm's step; None for one seed.
+        adjusted_p: Holm's; None for one seed, or where all pairs differ by the same.
+        shown: whether there is a difference, corrected: exactly where `corrected` excludes zero.
         images: bootstrap interval over seeds and images; None without hits.
         pairs: McNemar's test of each pair of runs.
-        smallest: true difference that would be shown with a chance of 80 %; None for one seed.
-        seeds_for_paper: pairs that would show the paper's +0.38 points; None for one seed.
+        smallest: true difference that would be shown with a chance of 80 %.
+        seeds_for_paper: pairs that would show the paper's +0.38 points. Both are None where
+            `adjusted_p` is.
     """
 
     arm: str
@@ -65,7 +63,7 @@ class Decision:
     """What the verdict stands on: a paired difference, and whether it is shown after correction.
 
     Attributes:
-        share: the level of Holm's step; None for one seed.
+        share: the level of Holm's step, or of the step that stopped before; None for one seed.
     """
 
     seeds: list[int]
@@ -87,20 +85,45 @@ def decide(scores: Mapping[str, Scores], *, against: str, confidence: float) -> 
     pairs = {arm: (_accuracies(scores[arm], seeds), _accuracies(other, seeds))
              for arm, seeds in common.items() if seeds}  # fmt: skip
     found = {arm: paired_difference(*pair, confidence=confidence) for arm, pair in pairs.items()}
-    tested = {arm: one.p for arm, one in found.items() if one.p is not None}
+    tested = {arm: 1.0 if one.p is None else one.p for arm, one in found.items() if one.seeds > 1}
     adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
-    steps = {arm: step for step, arm in enumerate(sorted(tested, key=lambda a: tested[a]))}
-    shares = {arm: alpha / (len(tested) - step) for arm, step in steps.items()}
-    return {
-        arm: Decision(
-            common[arm], one,
-            corrected=paired_difference(*pairs[arm], confidence=1 - shares[arm]).interval
-            if arm in shares else None,
-            adjusted_p=adjusted.get(arm), share=shares.get(arm),
-            shown=arm in adjusted and adjusted[arm] < alpha - MARGIN,
-        )
-        for arm, one in found.items()
-    }  # fmt: skip
+    steps = dict(
+        _steps({arm: pairs[arm] for arm in sorted(tested, key=lambda a: tested[a])}, alpha)
+    )
+    return {arm: _decision(common[arm], one, adjusted.get(arm), steps.get(arm))
+            for arm, one in found.items()}  # fmt: skip
+
+
+_Pair = tuple[Floats, Floats]  # accuracies of an arm, and of the other, by seed
+
+
+def _steps(
+    pairs: Mapping[str, _Pair], alpha: float
+) -> Iterator[tuple[str, tuple[float, Interval]]]:
+    """Holm's step-down by intervals: each arm with the level that it is judged at.
+
+    Step k of m is at alpha / (m - k). The first that does not reject is the last one: the arms that
+    come after it keep its level, so that their intervals, with their larger p, hold zero too.
+
+    Args:
+        pairs: the smallest p first.
+    """
+    level, goes_on = alpha, True
+    for step, (arm, pair) in enumerate(pairs.items()):
+        level = alpha / (len(pairs) - step) if goes_on else level
+        interval = paired_difference(*pair, confidence=1 - level).interval
+        goes_on = goes_on and interval.excludes_zero
+        yield arm, (level, interval)
+
+
+def _decision(
+    seeds: list[int], one: Difference, adjusted: float | None, step: tuple[float, Interval] | None
+) -> Decision:
+    share, corrected = step or (None, None)
+    return Decision(
+        seeds, one, corrected, adjusted_p=None if one.p is None else adjusted, share=share,
+        shown=corrected is not None and corrected.excludes_zero,
+    )  # fmt: skip
 
 
 def compare(scores: Mapping[str, Scores], *, against: str, confidence: float) -> list[Comparison]:

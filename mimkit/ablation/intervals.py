@@ -15,10 +15,14 @@ from mimkit.random import Purpose, generator
 
 Floats = NDArray[np.float64]
 Hits = NDArray[np.bool_]  # (seeds, images): whether the run with this seed is right on the image
+_ROUNDING = 1e-12  # a standard deviation below it is that of equal numbers
 
 
 class Interval(NamedTuple):
-    """An estimate; low and high are None where there is no spread to judge by (one seed)."""
+    """An estimate; low and high are None where there is no spread to judge by.
+
+    That is one seed; or equal numbers, which say of the next one no more than one of them does.
+    """
 
     value: float
     low: float | None
@@ -36,7 +40,8 @@ class Difference:
     Attributes:
         interval: of the mean over seeds by Student's t.
         std: of the differences, over seeds; None for one seed.
-        p: two-sided, of the paired t-test; None for one seed. 1 where all differences are zero.
+        p: two-sided, of the paired t-test; None for one seed, and where all pairs differ by the
+            same: t would be infinite or 0/0. With few images that happens to equal stems too.
         seeds: how many pairs.
     """
 
@@ -51,11 +56,19 @@ def mean_interval(values: Floats, *, confidence: float) -> Interval:
     from scipy import stats
 
     values = np.asarray(values, float)
-    mean, count = float(values.mean()), len(values)
-    if count < 2:
+    mean, count, std = float(values.mean()), len(values), _std(values)
+    if not std:
         return Interval(mean, None, None)
-    half = float(stats.t.ppf((1 + confidence) / 2, count - 1) * values.std(ddof=1) / count**0.5)
+    half = float(stats.t.ppf((1 + confidence) / 2, count - 1) * std / count**0.5)
     return Interval(mean, mean - half, mean + half)
+
+
+def _std(values: Floats) -> float | None:
+    """Over seeds; 0 where they are equal but for rounding, None for one seed."""
+    if len(values) < 2:
+        return None
+    std = float(values.std(ddof=1))
+    return std if std > _ROUNDING else 0.0
 
 
 def paired_difference(arm: Floats, other: Floats, *, confidence: float) -> Difference:
@@ -70,15 +83,11 @@ def paired_difference(arm: Floats, other: Floats, *, confidence: float) -> Diffe
         raise ValueError(f"{len(arm)} and {len(other)} seeds cannot be paired")
     differences = np.asarray(arm, float) - np.asarray(other, float)
     interval, count = mean_interval(differences, confidence=confidence), len(differences)
-    if count < 2:
-        return Difference(interval, None, None, count)
-    std = float(differences.std(ddof=1))
-    if std == 0:  # t is 0/0 or infinite; equal runs differ by nothing
-        p = 1.0 if interval.value == 0 else 0.0
-    else:
-        t = interval.value / (std / count**0.5)
-        p = float(2 * stats.t.sf(abs(t), count - 1))
-    return Difference(interval, std, p, count)
+    std = _std(differences)
+    if not std:
+        return Difference(interval, std, None, count)
+    t = interval.value / (std / count**0.5)
+    return Difference(interval, std, float(2 * stats.t.sf(abs(t), count - 1)), count)
 
 
 def bootstrap_difference(

@@ -10,6 +10,7 @@ import numpy as np
 
 from mimkit import __version__
 from mimkit.ablation.budgets import ArmCost
+from mimkit.ablation.chance import chance_sentences
 from mimkit.ablation.comparison import Comparison, Scores, compare
 from mimkit.ablation.intervals import mean_interval
 from mimkit.ablation.pairing import Pairing
@@ -39,9 +40,12 @@ def make_record(
         UserError: see `collect`; the extra `report` is not installed.
     """
     study = plan.study
-    results, scores = collect(plan)
+    results, scores, shares = collect(plan)
     compared = {measure: _compared(plan, scores[measure]) for measure in study.measures}
-    found = verdict(*compared[study.primary], measure=study.primary, confidence=study.confidence)
+    found = verdict(
+        *compared[study.primary], measure=study.primary, confidence=study.confidence,
+        notes=chance_sentences(scores[study.primary], shares.get(study.primary)),
+    )  # fmt: skip
     return {
         "format": FORMAT,
         "mimkit": __version__,
@@ -49,6 +53,7 @@ def make_record(
         "title": study.title,
         "study": study.model_dump(mode="json"),
         "measures": study.measures,
+        "most_common_class": shares,
         "verdict": {"sentences": list(found.sentences), "better": list(found.better),
                     "worse": list(found.worse)},
         "arms": {arm: _arm(plan, arm, costs[arm], results, scores) for arm in plan.arms},

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import yaml
 
+from mimkit.ablation.chance import most_common_share
 from mimkit.ablation.classifiers import CLASSIFIERS, classifier_config, classifier_predictions
 from mimkit.ablation.comparison import Scores
 from mimkit.ablation.plan import Plan, Run
@@ -48,8 +49,8 @@ class RunResult:
     stem: dict[str, Any]
 
 
-def collect(plan: Plan) -> tuple[list[RunResult], dict[str, dict[str, Scores]]]:
-    """Every run, and the scores by measure and arm.
+def collect(plan: Plan) -> tuple[list[RunResult], dict[str, dict[str, Scores]], dict[str, float]]:
+    """Every run; the scores by measure and arm; by measure, the share of the most common class.
 
     Raises:
         UserError: runs of a seed were judged on other images.
@@ -57,10 +58,13 @@ def collect(plan: Plan) -> tuple[list[RunResult], dict[str, dict[str, Scores]]]:
     found = {(run.arm, run.seed): _predictions(plan, run) for run in plan.runs}
     results = [_result(plan, run, found[run.arm, run.seed]) for run in plan.runs]
     scores: dict[str, dict[str, Scores]] = {}
+    shares: dict[str, float] = {}
     for measure in plan.study.measures:
-        _check_same_images(plan, measure, found)
+        judged = _on_the_same_images(plan, measure, found)
+        if judged:
+            shares[measure] = most_common_share(judged[0])
         scores[measure] = {arm: _scores(plan, arm, measure, found) for arm in plan.arms}
-    return results, scores
+    return results, scores, shares
 
 
 def _predictions(plan: Plan, run: Run) -> dict[str, Predictions]:
@@ -74,7 +78,8 @@ def _predictions(plan: Plan, run: Run) -> dict[str, Predictions]:
     return {name: predictions for name, predictions in found.items() if predictions is not None}
 
 
-def _check_same_images(plan: Plan, measure: str, found: _Found) -> None:
+def _on_the_same_images(plan: Plan, measure: str, found: _Found) -> list[Predictions]:
+    """Of every run that has them; UserError where they are of other images."""
     those = [(run, found[run.arm, run.seed][measure]) for run in plan.runs
              if measure in found[run.arm, run.seed]]  # fmt: skip
     for run, one in those[1:]:
@@ -85,6 +90,7 @@ def _check_same_images(plan: Plan, measure: str, found: _Found) -> None:
                 f"{measure} of {run.folder} was measured on other images than that of "
                 f"{those[0][0].folder}; delete the older of both and run the study again"
             )
+    return [one for _, one in those]
 
 
 def _scores(plan: Plan, arm: str, measure: str, found: _Found) -> Scores:

@@ -1,8 +1,9 @@
 """The record of a study -> rows of text, the same for the HTML page, Markdown and CSV."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mimkit.ablation.chance import at_chance
 from mimkit.ablation.significance import MOST_SEEDS
 from mimkit.ablation.wording import TITLES
 from mimkit.train.stopwatch import duration
@@ -37,13 +38,19 @@ def main_table(record: Record) -> list[Row]:
         row = {"arm": arm, "stem": _stem(found["stem"]),
                "GFLOPs": _gflops(found["cost"])}  # fmt: skip
         for measure in record["measures"]:
-            row[f"{TITLES[measure]}, %"] = percent(found["means"].get(measure))
+            low = _at_chance(record, measure, found["by_seed"][measure])
+            row[f"{TITLES[measure]}, %"] = percent(found["means"].get(measure)) + low
         for role in ("reference", "control"):
             if study[role] is not None:
                 row[f"minus {study[role]}, points"] = _difference(record, arm, study[role])
         row |= _published(found["published"])
         rows.append(row)
     return rows
+
+
+def _at_chance(record: Record, measure: str, accuracy: Mapping[Any, float]) -> str:
+    seeds = at_chance(accuracy, record.get("most_common_class", {}).get(measure))
+    return f" at chance {seeds}".removesuffix(" with every seed") if seeds else ""
 
 
 def _gflops(cost: Record) -> str:
@@ -177,8 +184,7 @@ def runs_table(record: Record) -> list[Row]:
         {
             "arm": run["arm"],
             "seed": str(run["seed"]),
-            **{f"{TITLES[m]}, %": percent(_alone(run["accuracy"].get(m)))
-               for m in record["measures"]},
+            **{f"{TITLES[m]}, %": _of_run(record, run, m) for m in record["measures"]},
             "time, s": f"{run['spent'].get('wall', 0):.0f}",
             "processor, s": f"{run['spent'].get('process', 0):.0f}",
             "memory, MiB": f"{run['spent'].get('memory_mib', 0):.0f}",
@@ -188,5 +194,8 @@ def runs_table(record: Record) -> list[Row]:
     ]  # fmt: skip
 
 
-def _alone(value: float | None) -> list[float | None] | None:
-    return None if value is None else [value, None, None]
+def _of_run(record: Record, run: Record, measure: str) -> str:
+    accuracy = run["accuracy"].get(measure)
+    if accuracy is None:
+        return ""
+    return percent([accuracy, None, None]) + _at_chance(record, measure, {run["seed"]: accuracy})

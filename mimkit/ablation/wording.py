@@ -42,13 +42,22 @@ def legend(record: Record) -> list[str]:
     return [
         f"Accuracies in %: mean over seeds, ± half of the {level} t-interval. Differences are "
         f"paired by seed, in points of {TITLES[study['primary']]} accuracy, with the interval of "
-        "Holm's correction for the number of arms; * where it excludes zero. GFLOPs, here and "
-        "below, are of the forward pass of an image by the paper's rule: a multiply-add once, 5 a "
-        "normalised element.",
+        "Holm's correction for the number of arms; * where it excludes zero. Equal numbers have no "
+        f"interval. {_at_chance(record)}GFLOPs, here and below, are of the forward pass of an "
+        "image by the paper's rule: a multiply-add once, 5 a normalised element.",
         "Columns that begin with 'paper' are of other data, another budget and another size: "
         f"{paper['setting']}; {paper['source']}; ± is its standard deviation over five runs. They "
         "can be compared with each other, not with ours.",
     ]
+
+
+def _at_chance(record: Record) -> str:
+    shares = record.get("most_common_class", {})
+    if not shares:
+        return ""
+    said = ", ".join(f"{TITLES[m]} {100 * share:.2f} %" for m, share in shares.items())
+    return ("At chance is what is right on no more images than the most common class has "
+            f"({said}). ")  # fmt: skip
 
 
 def evidence_terms(record: Record) -> list[tuple[str, str]]:
@@ -57,7 +66,9 @@ def evidence_terms(record: Record) -> list[tuple[str, str]]:
     return [
         ("points", f"mean difference, paired by seed, with the {level} t-interval of this one "
          "comparison"),
-        ("corrected", "the same at the level of Holm's step; the verdict stands on it"),
+        ("corrected", "the same at the level of Holm's step, or of the step that stopped before; "
+         "the verdict stands on it. None where all pairs differ by the same, nor a p: with few "
+         "seeds that happens to equal stems too"),
         ("images too", "interval of a bootstrap over seeds and images; too narrow with few seeds"),
         ("McNemar p", "by seed; compares two trained models, not two stems: runs of one stem with "
          "two seeds differ too"),

@@ -2,11 +2,14 @@
 
 import importlib
 import math
+import re
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
+from mimkit.ablation.chance import chance_sentences, most_common_share
 from mimkit.ablation.comparison import Scores, compare, decide
 from mimkit.ablation.false_alarms import false_alarms
 from mimkit.ablation.intervals import bootstrap_difference, mean_interval, paired_difference
@@ -18,6 +21,7 @@ from mimkit.ablation.significance import (
     smallest_detectable,
 )
 from mimkit.ablation.verdict import Verdict, verdict
+from mimkit.downstream.predictions import Predictions
 
 REPEATS = 600
 
@@ -51,7 +55,7 @@ def test_one_seed_has_no_interval_and_equal_runs_differ_by_nothing() -> None:
     assert (one.interval.low, one.p, one.std) == (None, None, None)
     assert not one.interval.excludes_zero
     same = paired_difference(np.array([0.6, 0.7]), np.array([0.6, 0.7]), confidence=0.95)
-    assert same.p == 1 and not same.interval.excludes_zero
+    assert same.p is None and not same.interval.excludes_zero
 
 
 def test_mcnemar_is_the_exact_binomial_test() -> None:
@@ -154,15 +158,106 @@ def test_the_power_of_the_family_is_at_least_bonferronis() -> None:
     assert seen >= stats.binom.ppf(0.0005, 300, least)
 
 
-def test_a_corrected_interval_excludes_zero_exactly_where_a_difference_is_shown() -> None:
-    rng, shown = np.random.default_rng(5), 0
-    for _ in range(60):
-        found = decide(_scores(4, 3, rng, gain=0.05), against="0", confidence=0.95)
-        for one in found.values():
+def _drawn_study(rng: np.random.Generator) -> dict[str, Scores]:
+    """2 to 6 arms, 2 to 5 seeds, so few images that pairs often differ by the same."""
+    images = int(rng.choice([16, 64, 10_000]))
+    seeds = range(int(rng.integers(2, 6)))
+    effects = [0.0, *(rng.choice([0, 0.01, 0.05, -0.1], size=rng.integers(1, 6)))]
+    shared = 0.5 + 0.02 * rng.normal(size=len(seeds))
+    return {
+        f"arm{number}" if number else "linear":
+            Scores({s: round((shared[s] + effect + 0.01 * rng.normal()) * images) / images
+                    for s in seeds}, {})
+        for number, effect in enumerate(effects)
+    }  # fmt: skip
+
+
+def _inside(text: str) -> list[tuple[float, float]]:
+    return [(float(low), float(high)) for low, high in re.findall(r"\[(\S+), (\S+)\] points", text)]
+
+
+def test_what_a_study_claims_is_what_holm_decides_and_what_its_intervals_say() -> None:
+    """Better or worse exactly where the interval excludes zero, and no sentence says otherwise."""
+    rng, claims, stopped, same = np.random.default_rng(5), 0, 0, 0
+    for _ in range(120):
+        scores = _drawn_study(rng)
+        found = compare(scores, against="linear", confidence=0.95)
+        said = verdict(found, [], measure="knn", confidence=0.95)
+        p = [1.0 if one.difference.p is None else one.difference.p for one in found]
+        rejected = [adjusted < 0.05 for adjusted in holm(p)]
+        assert [one.shown for one in found] == rejected
+        for one in found:
             assert one.corrected is not None
-            assert not one.shown or one.corrected.excludes_zero
-            shown += one.shown
-    assert shown > 10
+            assert one.shown == one.corrected.excludes_zero
+            same += one.corrected.low is None
+        above = {one.arm: one.difference.interval.value > 0 for one in found if one.shown}
+        assert (set(said.better), set(said.worse)) == (
+            {arm for arm in above if above[arm]}, {arm for arm in above if not above[arm]}
+        )  # fmt: skip
+        first = said.sentences[0]
+        assert bool(above) == (" is better than " in first or " is worse than " in first)
+        if not above:
+            assert all(low <= 0 <= high for low, high in _inside(first))
+            ends = [(one.corrected.low, one.corrected.high) for one in found if one.corrected]
+            assert all(low is None or high is None or low <= 0 <= high for low, high in ends)
+        claims += len(above)
+        stopped += not above and min(p) < 0.05
+    assert min(claims, stopped, same) > 3, "all of it came up"
+
+
+def test_arms_after_the_one_at_which_holm_stops_are_judged_at_its_level() -> None:
+    """p = 0.04 and 0.045: neither is below 0.025, and 0.045 < 0.05 is not asked any more."""
+    base, spread = np.array([0.5, 0.52, 0.51]), np.array([-1.0, 0.0, 1.0])
+    scores = {"linear": _arm(*base)}
+    for name, p, mean in (("x", 0.04, 0.02), ("y", 0.045, 0.05)):
+        std = mean * math.sqrt(3) / stats.t.isf(p / 2, 2)
+        scores[name] = _arm(*(base + mean + spread * std))
+    found = compare(scores, against="linear", confidence=0.95)
+    assert [one.difference.p for one in found] == pytest.approx([0.04, 0.045])
+    for one in found:
+        mine = np.array(list(scores[one.arm].accuracy.values()))
+        expected = stats.ttest_rel(mine, base).confidence_interval(0.975)
+        assert one.corrected is not None
+        assert one.corrected[1:] == pytest.approx((expected.low, expected.high))
+        assert not one.shown and not one.corrected.excludes_zero
+    said = str(verdict(found, [], measure="knn", confidence=0.95))
+    assert "every interval holds zero, also that of the largest difference (y, +5.00 [-1.81" in said
+
+
+def test_pairs_that_all_differ_by_the_same_show_nothing() -> None:
+    """By the same but for the rounding of floating-point numbers."""
+    same = compare({"linear": _arm(0.6, 0.3), "x": _arm(0.65, 0.35), "y": _arm(0.6, 0.38)},
+                   against="linear", confidence=0.95)  # fmt: skip
+    assert (0.65 - 0.6) - (0.35 - 0.3) != 0
+    x, y = same
+    assert x.corrected is not None and y.corrected is not None
+    assert (x.difference.p, x.adjusted_p, x.shown) == (None, None, False)
+    assert (x.corrected.low, x.smallest, x.seeds_for_paper) == (None, None, None)
+    other = np.array([0.0, 0.08])  # corrected for two arms, although one has no p
+    expected = stats.ttest_1samp(other, 0).confidence_interval(0.975)
+    assert y.corrected[1:] == pytest.approx((expected.low, expected.high))
+    said = str(verdict(same, [], measure="knn", confidence=0.95))
+    assert "the interval of y holds zero" in said
+    assert "all pairs of seeds differ by the same: x minus linear +5.00 points" in said
+    alone = str(verdict(same[:1], [], measure="knn", confidence=0.95))
+    assert (
+        "x is not shown to be better or worse than linear: no difference has an interval" in alone
+    )
+
+
+@pytest.mark.parametrize("images", [64, 100, 256])
+def test_two_seeds_of_few_images_raise_no_more_false_alarms_than_they_say(images: int) -> None:
+    """Equal stems that disagree on a fifth of the images: often by as many in both pairs."""
+    rng, alarms, equal = np.random.default_rng(images), 0, 0
+    repeats = 3 * REPEATS
+    for _ in range(repeats):
+        gains = [2 * rng.binomial(k, 0.5) - k for k in rng.binomial(images, 0.2, size=2)]
+        arm = Scores({seed: 0.5 + gain / images for seed, gain in enumerate(gains)}, {})
+        found = decide({"linear": _arm(0.5, 0.5), "x": arm}, against="linear", confidence=0.95)
+        alarms += found["x"].shown
+        equal += gains[0] == gains[1]
+    assert equal > 0.02 * repeats
+    assert alarms <= stats.binom.ppf(0.9995, repeats, 0.05)
 
 
 def test_resampled_aa_studies_keep_the_nominal_rate() -> None:
@@ -187,12 +282,31 @@ def _arm(*accuracies: float) -> Scores:
 def test_no_winner_without_an_interval_that_excludes_zero() -> None:
     unclear = _verdict({"linear": _arm(0.60, 0.62, 0.61), "hmlp": _arm(0.61, 0.60, 0.65)})
     assert (unclear.better, unclear.worse) == ((), ())
-    assert "no arm is shown" in str(unclear) and "+0.38" in str(unclear)
+    assert "hmlp is not shown to be better or worse than linear: the interval" in str(unclear)
+    assert "+0.38" in str(unclear)
+    for word in ("number of arms", "depending on the arm", "highest mean", "no arm"):
+        assert word not in str(unclear), "it is one"
     clear = _verdict({"linear": _arm(0.60, 0.62, 0.61), "hmlp": _arm(0.650, 0.671, 0.662),
                       "big": _arm(0.651, 0.672, 0.659)}, control="big")  # fmt: skip
     assert set(clear.better) == {"hmlp", "big"}
     assert "hmlp is better than linear by +5.10 [" in str(clear)
     assert "the control big too, which spends" in str(clear) and "is none of them: " in str(clear)
+
+
+def test_arms_at_chance_are_named() -> None:
+    """Two of five images have the most common class: 40 % is what naming it gets."""
+    found = Predictions(
+        torch.arange(5), torch.tensor([0, 2, 2, 1, 0]), torch.tensor([[0, 1, 2]] * 5),
+        torch.zeros(5), torch.zeros(5), num_classes=3, source="",
+    )  # fmt: skip
+    share = most_common_share(found)
+    assert share == float(found.correct.double().mean()) == 0.4
+    scores = {"linear": _arm(0.6, 0.6), "levit": _arm(0.4, 0.4), "hmlp": _arm(0.2, 0.6)}
+    [said] = chance_sentences(scores, share)
+    assert said.startswith("At chance: levit with every seed, hmlp with 1 of 2 seeds. ")
+    assert "common class has, 40.00 %" in said
+    assert chance_sentences({"linear": _arm(0.6, 0.6)}, share) == []
+    assert chance_sentences(scores, None) == [], "reports of before do not know it"
 
 
 def test_one_seed_gives_no_verdict_and_says_why() -> None:

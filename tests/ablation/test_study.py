@@ -40,8 +40,10 @@ def test_every_run_is_there_and_the_table_is_what_its_predictions_say(finished: 
     assert len(_runs(finished)) == 6 and record["missing"] == []
     for run in record["runs"]:
         [file] = (finished / run["folder"] / "probes").glob("*/knn.safetensors")
-        hits = load_predictions(file).correct.double().mean()
-        assert run["accuracy"]["knn"] == float(hits)
+        predictions = load_predictions(file)
+        assert run["accuracy"]["knn"] == float(predictions.correct.double().mean())
+        most = np.bincount(predictions.label_B).max() / len(predictions)
+        assert record["most_common_class"] == {"knn": most}
     linear = [run["accuracy"]["knn"] for run in record["runs"] if run["arm"] == "linear"]
     assert record["arms"]["linear"]["means"]["knn"][0] == pytest.approx(np.mean(linear))
     assert {one["against"] for one in record["comparisons"]["knn"]} == {"linear", "two_blocks"}
