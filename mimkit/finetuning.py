@@ -96,8 +96,7 @@ class _Finetuning:
     def _splits(self) -> dict[str, Source]:
         data = {"data.train": self.session.data.train, "data.heldout": self.session.data.heldout,
                 "data.test": self.test}  # fmt: skip
-        splits = {setting: source for setting, source in data.items() if source is not None}
-        return agreed_classes(splits, stated=self.config.model.classes)
+        return {setting: source for setting, source in data.items() if source is not None}
 
     def _mixing(self) -> Mixing:
         train = self.config.train
