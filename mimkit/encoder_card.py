@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mimkit.config import Config
+from mimkit.errors import UserError
 from mimkit.export._card import CLASSIFIES, IMPORTED, PRETRAINED, CardFacts
 from mimkit.export._headed import EncoderWithClassifier
 from mimkit.export._pretrained import Normalisation
@@ -15,11 +16,18 @@ from mimkit.train import checkpoint
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What a run says of itself; empty where it has not said it yet."""
+    """What a run says of itself; empty where it has not said it yet.
+
+    Raises:
+        UserError: it is there and damaged.
+    """
     if not path.exists():
         return {}
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is no JSON: {error}. Put it back from a copy") from error
+    return dict(found)
 
 
 def about_run(config: Config, newest: Path) -> dict[str, str]:

@@ -52,9 +52,7 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def disk_errors(
-    path: Path, remedy: str = "Free some space or choose another folder."
-) -> Iterator[None]:
+def disk_errors(path: Path, remedy: str | None = None) -> Iterator[None]:
     """Turns a full or read-only disk into a UserError that says where and what to do."""
     try:
         yield
@@ -62,9 +60,10 @@ def disk_errors(
         number = _number_of(error)
         if number not in _USERS_OWN:
             raise
+        usual = "Free some space or choose" if number in _FULL else "Choose"
         raise UserError(
             f"cannot write {path}: {os.strerror(number)}{_free(path, number)}; nothing "
-            f"half-written was left. {remedy}"
+            f"half-written was left. {remedy or f'{usual} another folder.'}"
         ) from error
 
 

@@ -90,6 +90,11 @@ def science_in(path: Path) -> str | None:
 
 def _refuse_another_run(path: Path, config: BaseModel) -> None:
     found = science_in(path)
+    if found is None and (path / "run.json").exists():
+        raise UserError(
+            f"output.dir={path} is a run whose run.json cannot be read; expected JSON with its "
+            "science. Put it back from a copy, or choose another folder"
+        )
     if found is None:
         raise UserError(
             f"output.dir={path} is not empty and is no run of mimkit (it has no run.json); "

@@ -41,6 +41,14 @@ def test_a_start_that_was_killed_is_begun_again(left: list[str], tmp_path: Path)
     assert ours["science"] == theirs["science"]
 
 
+def test_a_damaged_run_json_is_called_so(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert _begin(folder) == []
+    (folder / "run.json").write_text("{")
+    with pytest.raises(UserError, match=r"run\.json cannot be read; expected JSON"):
+        choose_run_folder(_config(folder))
+
+
 def test_files_of_others_and_another_run_are_left_alone(tmp_path: Path) -> None:
     for name in ("config.yaml", "notes.txt"):
         folder = tmp_path / name.partition(".")[0]

@@ -129,9 +129,12 @@ def _headers(fd: int, path: Path) -> Iterator[tuple[Header, int]]:
         if offset == 0:
             _check_start(block, path)
         if len(block) < BLOCK:
-            raise damaged(
-                path, f"it stops at byte {end} without end blocks", "cut short", offset=end
+            found = (
+                f"it stops at byte {end} without end blocks"
+                if offset
+                else f"it has {end} bytes, fewer than the header of a first member; is it a tar?"
             )
+            raise damaged(path, found, "cut short", offset=end)
         if block == _ZEROS:
             _check_end(fd, offset, end, path)
             return

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from mimkit.export._standalone import standalone
-from mimkit.models.stems import Stem
+from mimkit.models.stems import STEMS, Stem
 
 _STEM_FILE = '''
 
@@ -63,8 +63,13 @@ class StemEmbed(nn.Module):
 
 
 def stem_module(stem: Stem) -> str:
-    """The module that is written beside a file whose stem timm does not have."""
-    return f"mimkit_stem_{type(stem).__module__.rpartition('.')[2]}"
+    """The module that is written beside a file whose stem timm does not have.
+
+    A file of ours holds one stem and has its name; one of a user's own may hold several.
+    """
+    kind = type(stem)
+    package, _, file = kind.__module__.rpartition(".")
+    return f"mimkit_stem_{file}{'' if package == STEMS.package else f'_{kind.__name__}'}"
 
 
 def stem_file(stem: Stem) -> str:

@@ -11,8 +11,8 @@ from mimkit.errors import found_by_all
 Policy = Literal["stop", "skip", "rollback"]
 NAME = "nonfinite_updates"  # in metrics and summary
 REMEDY = (
-    "a lower train.lr, a smaller train.clip_grad or engine.precision=fp32 (that makes another run, "
-    "in a folder of its own)"
+    "a lower train.lr, a smaller train.clip_grad (0 clips nothing) or, where it is bf16, "
+    "engine.precision=fp32 (that makes another run, in a folder of its own)"
 )
 
 
