@@ -11,6 +11,7 @@ import io
 import json
 import os
 import shutil
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from mimkit.runs import RunFolder
 from mimkit.snapshots import most_checkpoints
 
 _PROBED = 512  # images of each half of the probe in the short run
+_WINDOWS = 5  # of updates, that are timed by themselves
 _EVALUATED = 512  # of the held-out loss; a finetuning judges all that it has
 _PIXELS = 3 * 32 * 32 * 4  # bytes of an image as kNN on raw pixels has it
 
@@ -75,11 +77,13 @@ def remove(folder: Path) -> None:
 
 
 def _short(config: Config | FinetuneConfig, *, steps: int, folder: Path) -> Config | FinetuneConfig:
-    """A checkpoint is written while the last update is made, as most of the whole run's are."""
+    """A checkpoint is written while the last update is made, as most of the whole run's are. Some
+    lines of metrics, since one of them may have met with something that happens once."""
     settings = config.model_dump(mode="json")
     settings["train"] |= {"steps": steps, "epochs": None}
     settings["output"] |= {"dir": str(folder), "checkpoint_every": steps - 1, "keep_every": None,
-                           "evaluate_every": steps}  # fmt: skip
+                           "evaluate_every": steps,
+                           "log_every": max(1, (steps - 1) // _WINDOWS)}  # fmt: skip
     if isinstance(config, Config):
         settings["output"]["picture_every"] = steps
         settings["data"]["heldout_limit"] = min(config.data.heldout_limit, _EVALUATED)
@@ -94,7 +98,7 @@ def estimate(config: Config | FinetuneConfig, folder: Path, length: Length) -> E
     """Out of the folder of a short run."""
     short = _Short(folder)
     steps, batch, output = length.steps, config.train.batch_size, config.output
-    step = batch / short.summary["images_per_second"]
+    step = batch / short.rate
     saves = _times(output.checkpoint_every, steps)
     evaluations = _times(output.evaluate_every, steps)
     parts = {
@@ -108,7 +112,7 @@ def estimate(config: Config | FinetuneConfig, folder: Path, length: Length) -> E
     else:
         parts["test"] = short.once("test")
     return Estimate(
-        steps=steps, step=step, images_per_second=short.summary["images_per_second"], parts=parts,
+        steps=steps, step=step, images_per_second=short.rate, parts=parts,
         peak_bytes=(short.summary["peak_memory_mib"] << 20) + _more_memory(config, short, length),
         on_gpu=torch.cuda.is_available(),
         checkpoint_bytes=short.checkpoint, disk_bytes=_disk(config, short, steps=steps),
@@ -126,7 +130,10 @@ class _Short:
         self.summary: dict[str, Any] = json.loads((folder / "summary.json").read_text("utf-8"))
         lines = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
         self.lines = len(lines)
-        found = [line for line in map(json.loads, lines) if line["kind"] == "checkpoint"]
+        told = [json.loads(line) for line in lines]
+        rates = [line["images_per_second"] for line in told if "images_per_second" in line]
+        self.rate = statistics.median(rates)  # images per second
+        found = [line for line in told if line["kind"] == "checkpoint"]
         self.write: float = found[0]["seconds"]  # of a checkpoint, in the background
         self._stalled: float = found[0]["stalled_seconds"]  # the second one waits for the first
         self.checkpoint = size(folder / "checkpoints" / f"step-{self.summary['steps']:08d}")

@@ -24,14 +24,15 @@ def _config(*words: str) -> Config:
 def _folder(path: Path) -> Path:
     """Of a short run that took round numbers."""
     summary = {
-        "images_per_second": 128.0, "seconds_to_first_step": 10.0, "steps": 20,
+        "images_per_second": 40.0, "seconds_to_first_step": 10.0, "steps": 20,
         "peak_memory_mib": 7, "knn_top1": 0.5, "patches": 64, "masked_patches": 24,
         "seconds": {"evaluate": {"times": 2, "seconds": 8.0}, "draw": {"times": 1, "seconds": 3.0},
                     "save": {"times": 2, "seconds": 9.5},
                     "final_probe": {"times": 1, "seconds": 6.0}},
     }  # fmt: skip
     saved = {"kind": "checkpoint", "seconds": 2.0, "stalled_seconds": 0.5}
-    lines = [{"kind": "train", "loss": 1.0}] * 3 + [saved, {**saved, "stalled_seconds": 9.0}]
+    rates = [{"kind": "train", "images_per_second": rate} for rate in (10.0, 128.0, 130.0)]
+    lines = [*rates, saved, {**saved, "stalled_seconds": 9.0}]
     (path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     (path / "checkpoints" / "step-00000020").mkdir(parents=True)
     (path / "checkpoints" / "step-00000020" / "model.safetensors").write_bytes(bytes(1000))
@@ -46,7 +47,7 @@ def test_times_are_multiplied_by_how_often_each_thing_happens(tmp_path: Path) ->
                      "output.evaluate_every=60", "data.heldout_limit=1024",
                      "probe.train_limit=1024", "probe.heldout_limit=512")  # fmt: skip
     found = estimate(config, _folder(tmp_path), Length(steps=250, train=2000, judged=800))
-    assert found.step == 0.5  # 64 images at 128 a second
+    assert found.step == 0.5  # 64 images at 128 a second, the median: once it took long
     assert found.parts == {
         "start and first update": 10.0,
         "updates": 249 * 0.5,
