@@ -32,6 +32,26 @@ def interruptible() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """SIGTERM and SIGUSR1 wait for this to end; in a process started inside, for `let_in`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ASKING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def let_in() -> Iterator[None]:
+    """SIGTERM and SIGUSR1 come in, those that waited too; afterwards they wait again."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ASKING)
+
+
 class StopRequests:
     """Notes inside `with` that somebody asked to stop; a second Ctrl-C ends the process at once.
 
@@ -97,8 +117,9 @@ def _handled(handlers: dict[signal.Signals, _Handler]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def ignore_in_worker() -> None:
-    """For loader processes: a signal to the whole group is the training process's to obey.
+def ignore_signals() -> None:
+    """For a process that is about to end, and for loader processes: a signal to the whole group is
+    the training process's to obey.
 
     It ends them when it has saved; and they end by themselves when it is gone.
     """

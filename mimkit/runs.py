@@ -134,13 +134,21 @@ class Lock:
         os.close(self.descriptor)
 
 
-def lock(run: RunFolder) -> Lock:
+_BUSY = (
+    "another process is training in {path}; wait for it, or choose another output.dir, name or seed"
+)
+
+
+def lock(run: RunFolder, *, busy: str = _BUSY) -> Lock:
     """Takes the folder for this process.
 
     lockf, not flock: loader processes would inherit that, and hold it after this one was killed.
 
+    Args:
+        busy: what is said where another process has it; {path} is the folder.
+
     Raises:
-        UserError: another process trains in it.
+        UserError: another process has it.
     """
     folders = (run.path, *run.path.parents)
     made = tuple(itertools.takewhile(lambda folder: not folder.exists(), folders))
@@ -151,10 +159,7 @@ def lock(run: RunFolder) -> Lock:
         fcntl.lockf(held.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         held.close()
-        raise UserError(
-            f"another process is training in {run.path}; wait for it, or choose another "
-            "output.dir, name or seed"
-        ) from error
+        raise UserError(busy.format(path=run.path)) from error
     return held
 
 

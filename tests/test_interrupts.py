@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 import pytest
 
 from mimkit.errors import Interrupted
-from mimkit.interrupts import StopRequests, exit_code, ignore_in_worker, interruptible
+from mimkit.interrupts import StopRequests, exit_code, ignore_signals, interruptible
 
 ASKING = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
 
@@ -87,7 +87,7 @@ def test_a_second_ctrl_c_ends_the_process_at_once() -> None:
 
 
 def _worker(pipe: Connection) -> None:
-    ignore_in_worker()
+    ignore_signals()
     pipe.send("ready")
     pipe.send(pipe.recv())
 

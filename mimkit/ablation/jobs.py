@@ -3,10 +3,13 @@
 import hashlib
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -19,9 +22,11 @@ from mimkit.ablation.processes import end_with_this_process
 from mimkit.audit.of_run import RunAudits, audit_tokenizer
 from mimkit.banks import fill, halves
 from mimkit.config import Config, to_yaml
-from mimkit.errors import UserError
+from mimkit.errors import Interrupted, UserError
 from mimkit.files import write_text
 from mimkit.ports import free_port
+
+_RANKS_GRACE = 40.0  # seconds; DeepSpeed's launcher kills its ranks after 30
 
 
 def bank_folder(plan: Plan, seed: int) -> Path | None:
@@ -89,12 +94,42 @@ def pretrain_and_probe(config: Config, slot: Slot, probing: Probing | None) -> N
 def launch(words: Sequence[str], slot: Slot) -> None:
     """`deepspeed --module mimkit WORDS` on all ranks of a slot.
 
+    They are a group of their own: told to stop, DeepSpeed's launchers would leave before the ranks
+    have saved, and nobody would wait for those.
+
     Raises:
         UserError: it failed; what it said is in the log.
+        Interrupted: this process was asked to stop; all of them have ended.
     """
     ranks = [] if slot.devices else [f"--num_accelerators={slot.ranks}"]
     command = [sys.executable, "-m", "deepspeed.launcher.runner", *ranks,
                f"--master_port={free_port()}", "--module", "mimkit", *words]  # fmt: skip
-    code = subprocess.run(command, check=False, preexec_fn=end_with_this_process).returncode
+    group = subprocess.Popen(
+        command,
+        preexec_fn=end_with_this_process,  # noqa: PLW1509  (it takes no lock of another thread)
+        start_new_session=True,
+    )
+    try:
+        code = group.wait()
+    except (Interrupted, KeyboardInterrupt) as asked:
+        _end_group(group)
+        if isinstance(asked, Interrupted):
+            raise Interrupted(asked.signal, "its ranks were told, and have left") from None
+        raise
     if code:
         raise UserError(f"{' '.join(words)} ended with exit code {code}")
+
+
+def _end_group(group: "subprocess.Popen[bytes]") -> None:
+    """SIGTERM to launchers and ranks, SIGKILL where one is left after some time."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(group.pid, number)
+        end = time.monotonic() + _RANKS_GRACE
+        while time.monotonic() < end:
+            group.poll()  # or the launcher would stay as what it left
+            try:
+                os.killpg(group.pid, 0)
+            except ProcessLookupError:
+                return
+            time.sleep(0.1)

@@ -1,14 +1,12 @@
-"""One process for each job: what it leaves behind, and how it ends.
+"""One process for each job: how it starts and ends, and what it leaves behind.
 
 On a CPU processes are forked from a server that has imported torch and DeepSpeed once: a start in
 a hundredth of a second instead of ten. With CUDA, which cannot be forked, they are started afresh.
 """
 
 import ctypes
-import json
 import multiprocessing
 import os
-import resource
 import signal
 import site
 import sys
@@ -17,15 +15,16 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from multiprocessing import forkserver
+from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from mimkit.errors import UserError
-from mimkit.files import write_text
+from mimkit.ablation.spent import Spent, read_spent, write_spent
+from mimkit.errors import Interrupted, UserError
+from mimkit.interrupts import held_back, interruptible, let_in
 
 _PRELOADED = ["mimkit.pretraining", "mimkit.ablation.jobs"]
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
@@ -34,19 +33,15 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ended, and what it took.
+    """How an attempt at a job ended.
 
     Attributes:
         error: one line or more, None for success.
-        wall: seconds.
-        process: seconds of processor time, loader processes included.
-        memory_mib: most that was resident, the job and its largest loader process together.
+        wall: seconds of this attempt.
     """
 
     error: str | None
     wall: float
-    process: float
-    memory_mib: float
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,7 @@ class Job:
     action: Callable[..., None]
     arguments: dict[str, Any]
     log: Path
-    result: Path  # JSON of `Ended`
+    result: Path  # JSON of its error and of what it `Spent`
 
 
 def process_context(*, cuda: bool, engine: str) -> ForkServerContext | SpawnContext:
@@ -70,7 +65,9 @@ def process_context(*, cuda: bool, engine: str) -> ForkServerContext | SpawnCont
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed warns that it looked for others
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*_PRELOADED, *([engine] if engine != "local" else [])])
-    with _environment(_this_code()):
+    resource_tracker.ensure_running()  # the server would start it, and let signals in again
+    # a signal to the whole group (Slurm) must not end the server: nobody would wait for its jobs
+    with _environment(_this_code()), held_back():
         forkserver.ensure_running()
     return context
 
@@ -99,50 +96,76 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
                 del os.environ[name]
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """A process that works at a job."""
+
+    job: Job
+    process: BaseProcess
+    before: Spent  # of the job's earlier attempts
+    begun: float  # by time.perf_counter
+
+    def wait(self) -> Ended:
+        """What the process wrote, or that it could not; for one thread only."""
+        self.process.join()
+        wall = time.perf_counter() - self.begun
+        error, spent = read_spent(self.job.result)
+        if spent.attempts == self.before.attempts:
+            error = _killed(self.process.exitcode, self.job.log)
+            write_spent(self.job.result, error, self.before.and_killed(wall))
+        return Ended(error, wall)
+
+
 def start(job: Job, context: ForkServerContext | SpawnContext, environment: dict[str, str]
-          ) -> BaseProcess:  # fmt: skip
-    job.result.unlink(missing_ok=True)
+          ) -> Attempt:  # fmt: skip
     for file in (job.log, job.result):
         file.parent.mkdir(parents=True, exist_ok=True)
+    before, begun = read_spent(job.result)[1], time.perf_counter()
     process = context.Process(target=_live, args=(job, environment | _this_code()))
     process.start()
-    return process
+    return Attempt(job, process, before, begun)
 
 
-def read_ended(job: Job, exit_code: int | None) -> Ended:
-    """What the process wrote, or that it could not."""
-    if job.result.exists():
-        return Ended(**json.loads(job.result.read_text(encoding="utf-8")))
+def _killed(exit_code: int | None, log: Path) -> str:
     number = -(exit_code or 0)
     by = f"signal {signal.Signals(number).name}" if number > 0 else f"exit code {exit_code}"
     hint = "; SIGKILL often means that memory ran out" if number == signal.SIGKILL else ""
-    return Ended(f"the process ended with {by}{hint}; see {job.log}", 0.0, 0.0, 0.0)
+    return f"the process ended with {by}{hint}; see {log}"
 
 
 def _live(job: Job, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     # loader processes are started as in any other run, not by the server that started this one
     multiprocessing.set_start_method(None, force=True)
-    _end_with_study()
+    before, begun = read_spent(job.result)[1], time.perf_counter()
+
+    def leave(error: str | None) -> None:
+        write_spent(job.result, error, before.and_this_process(time.perf_counter() - begun))
+
+    _end_with_study(leave)
     _redirect(job.log)
-    begun, error = time.perf_counter(), None
-    try:
-        job.action(**job.arguments)
-    except UserError as problem:
-        error = str(problem)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BaseException as problem:  # whatever ends a run goes into the report of the study
-        traceback.print_exc()
-        error = f"{type(problem).__name__}: {problem}"
-    wall = time.perf_counter() - begun
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    process = sum(one.ru_utime + one.ru_stime for one in used)
-    memory = sum(one.ru_maxrss for one in used) / 1024
-    write_text(job.result, json.dumps(asdict(Ended(error, wall, process, memory))))
+    error = _outcome(job)
+    leave(error)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0 if error is None else 1)  # threads of process groups can abort a slow end
+
+
+def _outcome(job: Job) -> str | None:
+    """Does it; None, or why it was not done."""
+    try:
+        with interruptible(), let_in():
+            job.action(**job.arguments)
+    except UserError as problem:
+        return str(problem)
+    except Interrupted as asked:
+        return f"stopped by {asked.signal}: {asked.done}"
+    except KeyboardInterrupt:
+        return "stopped by SIGINT: it was not training"
+    except BaseException as problem:  # whatever ends a run goes into the report of the study
+        traceback.print_exc()
+        return f"{type(problem).__name__}: {problem}"
+    return None
 
 
 def _redirect(log: Path) -> None:
@@ -153,17 +176,23 @@ def _redirect(log: Path) -> None:
         os.dup2(descriptor, stream)
 
 
-def _end_with_study() -> None:
+def _end_with_study(leave: Callable[[str], None]) -> None:
     """A study that is killed leaves no run behind that would go on unseen and hold its folder.
 
     The server that forked this process is no witness: it lives as long as any process it made.
+
+    Args:
+        leave: told why, before this process ends.
     """
     study = multiprocessing.parent_process()
     assert study is not None, "a job is started by `start`"
 
     def watch() -> None:
         study.join()
-        os._exit(1)
+        try:
+            leave("the study ended before it")
+        finally:
+            os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 

@@ -1,7 +1,7 @@
 """What the runs of a study left: accuracies, hits on each image, curves, costs, facts."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from mimkit.ablation.chance import most_common_share
 from mimkit.ablation.classifiers import CLASSIFIERS, classifier_config, classifier_predictions
 from mimkit.ablation.comparison import Scores
 from mimkit.ablation.plan import Plan, Run
-from mimkit.ablation.runner import probing_of
+from mimkit.ablation.runner import probing_of, spent_on
+from mimkit.ablation.spent import together
 from mimkit.downstream.predictions import Predictions
 from mimkit.errors import UserError
 
@@ -31,8 +32,8 @@ class RunResult:
         heldout: (step, held-out loss).
         summary: the run's own, empty where it is not finished.
         facts: digests, versions, git state.
-        spent: seconds of wall and processor, MiB, of the process that trained it; of its last part
-            where it was interrupted.
+        spent: seconds of wall and processor, MiB, of all its jobs and their attempts; and of each
+            job; empty where none has ended.
     """
 
     arm: str
@@ -45,7 +46,7 @@ class RunResult:
     heldout: list[tuple[int, float]]
     summary: dict[str, Any]
     facts: dict[str, Any]
-    spent: dict[str, float]
+    spent: dict[str, Any]
     stem: dict[str, Any]
 
 
@@ -119,9 +120,16 @@ def _result(plan: Plan, run: Run, predictions: dict[str, Predictions]) -> RunRes
         heldout=[(m["step"], m["heldout_loss"]) for m in metrics if m["kind"] == "heldout"],
         summary=_json(run.folder / "summary.json"),
         facts=_facts(run.folder / "run.json"),
-        spent=_json(plan.folder / "jobs" / f"{run.identity}.json"),
+        spent=_spent(plan, run),
         stem=_stem(run.folder / "config.yaml") or run.config.stem.model_dump(),
     )
+
+
+def _spent(plan: Plan, run: Run) -> dict[str, Any]:
+    jobs = spent_on(plan, run)
+    if not jobs:
+        return {}
+    return asdict(together(jobs.values())) | {"jobs": {k: asdict(one) for k, one in jobs.items()}}
 
 
 def _json(path: Path) -> dict[str, Any]:

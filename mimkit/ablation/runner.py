@@ -2,11 +2,8 @@
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from queue import SimpleQueue
 from threading import Lock
 
 import torch
@@ -22,7 +19,9 @@ from mimkit.ablation.classifiers import (
 from mimkit.ablation.evaluation import Probing
 from mimkit.ablation.machine import Slot
 from mimkit.ablation.plan import Plan, Run
-from mimkit.ablation.processes import Ended, Job, process_context, read_ended, start
+from mimkit.ablation.pool import ClosedError, Pool
+from mimkit.ablation.processes import Ended, Job, process_context
+from mimkit.ablation.spent import Spent, read_spent
 from mimkit.config import FinetuneConfig, StudyConfig
 from mimkit.train.stopwatch import duration
 
@@ -75,8 +74,27 @@ def _seed_of_views(run: Run) -> int:
 
 
 def _classifier_task(run: Run, regime: str, config: FinetuneConfig) -> Task:
-    return Task(f"{run.identity}-{run.arm}-{regime}", regime, train_classifier,
+    return Task(_classifier_job(run, regime, config), regime, train_classifier,
                 lambda slot, bank: {"config": config, "slot": slot})  # fmt: skip
+
+
+def _classifier_job(run: Run, regime: str, config: FinetuneConfig) -> str:
+    """With the hash of its folder: of other settings it is another job."""
+    return f"{run.identity}-{run.arm}-{regime}-{(config.output.dir or '').rpartition('-')[2]}"
+
+
+def spent_on(plan: Plan, run: Run) -> dict[str, Spent]:
+    """What the jobs of a run took so far, that of arms which share its pretraining too."""
+    names = {} if set(plan.study.regimes) <= {"supervised"} else {"pretraining": run.identity}
+    for regime in CLASSIFIERS:
+        if regime in plan.study.regimes:
+            names[regime] = _classifier_job(run, regime, classifier_config(plan.study, run, regime))
+    found = {what: read_spent(_job_file(plan, name))[1] for what, name in names.items()}
+    return {what: spent for what, spent in found.items() if spent.attempts}
+
+
+def _job_file(plan: Plan, name: str) -> Path:
+    return plan.folder / "jobs" / f"{name}.json"
 
 
 @dataclass
@@ -104,29 +122,27 @@ class StudyRunner:
     failures: list[Failure] = field(default_factory=list)
 
     def run(self) -> None:
-        """All that is missing. KeyboardInterrupt ends the processes first."""
+        """All that is missing.
+
+        Raises:
+            Interrupted: a signal asked to stop; the processes have ended.
+        """
         todo = [(run, tasks_of(self.plan.study, run)) for run in self.plan.runs]
         runs = [run for run, tasks in todo if tasks]
         self._total = len({task.name for _, tasks in todo for task in tasks})
         self._done, self._walls = 0, list[float]()
-        self._free: SimpleQueue[Slot] = SimpleQueue()
-        for slot in self.slots:
-            self._free.put(slot)
         engine = self.plan.arms[self.plan.study.reference].engine.runtime
-        self._context = process_context(cuda=torch.cuda.is_available(), engine=engine)
-        self._processes: dict[str, BaseProcess] = {}
+        context = process_context(cuda=torch.cuda.is_available(), engine=engine)
         self._alone = {run.identity: Lock() for run in runs}
         self._broken = dict[str, Ended]()  # tasks that several arms wait for are not tried again
-        with ThreadPoolExecutor(len(self.slots)) as threads:
-            try:
-                needing = [run for run, tasks in todo if _pretrains(tasks)]
-                banks = dict(threads.map(self._bank, sorted(set(map(_seed_of_views, needing)))))
-                each = [(run, banks.get(_seed_of_views(run))) for run in runs]
-                list(threads.map(lambda one: self._live_through(*one), each))
-            except KeyboardInterrupt:
-                threads.shutdown(wait=False, cancel_futures=True)
-                self._end_all()
-                raise
+        with Pool(self.slots, context, say=self.say, describe=self._stand) as self._pool:
+            needing = [run for run, tasks in todo if _pretrains(tasks)]
+            banks = dict(self._pool.map(self._bank, sorted(set(map(_seed_of_views, needing)))))
+            each = [(run, banks.get(_seed_of_views(run))) for run in runs]
+            self._pool.map(lambda one: self._live_through(*one), each)
+
+    def _stand(self) -> str:
+        return f"{self._done} of {self._total} jobs of the study are done"
 
     def _bank(self, seed: int) -> tuple[int, Path | None]:
         folder = jobs.bank_folder(self.plan, seed)
@@ -156,49 +172,40 @@ class StudyRunner:
                     return
 
     def _one(self, run: Run, task: Task, bank: Path | None) -> bool:
-        """Whether it ended well."""
+        """Whether it ended well.
+
+        Raises:
+            ClosedError: it was ended, since the study was asked to stop.
+        """
         ended = self._broken.get(task.name)
         if ended is None:
             ended = self._live(task.name, task.action, lambda slot: task.arguments(slot, bank))
-            self._done += 1
+            self._done += ended.error is None or not self._pool.closed
         if ended.error is None:
             self._walls.append(ended.wall)
-        else:
+        elif not self._pool.closed:
             self._broken[task.name] = ended
             self.failures.append(Failure(run, task.what, ended.error, self._log(task.name)))
         self.say(f"[{self._done}/{self._total}] {run.arm}, seed {run.seed}, {task.what}: "
                  f"{ended.error or _took(ended)}{self._left()}")  # fmt: skip
+        if self._pool.closed:
+            raise ClosedError
         return ended.error is None
 
     def _left(self) -> str:
         left = self._total - self._done
-        if not left or not self._walls:
+        if not left or not self._walls or self._pool.closed:
             return ""
         mean = sum(self._walls) / len(self._walls)
         return f"; about {duration(mean * left / len(self.slots))} to go"
 
     def _live(self, name: str, action: Callable[..., None],
               arguments: Callable[[Slot], dict[str, object]]) -> Ended:  # fmt: skip
-        slot = self._free.get()
-        try:
-            job = Job(action, arguments(slot), self._log(name), self._result(name))
-            process = start(job, self._context, slot.environment)
-            self._processes[name] = process
-            process.join()
-            return read_ended(job, process.exitcode)
-        finally:
-            self._processes.pop(name, None)
-            self._free.put(slot)
-
-    def _end_all(self) -> None:
-        for process in list(self._processes.values()):
-            process.terminate()
+        log, result = self._log(name), _job_file(self.plan, name)
+        return self._pool.live(lambda slot: Job(action, arguments(slot), log, result))
 
     def _log(self, name: str) -> Path:
         return self.plan.folder / "logs" / f"{name}.log"
-
-    def _result(self, name: str) -> Path:
-        return self.plan.folder / "jobs" / f"{name}.json"
 
 
 def _took(ended: Ended) -> str:

@@ -1,13 +1,14 @@
 """One study from its configuration to its report."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
 
-from mimkit import build
+from mimkit import build, runs
 from mimkit.ablation.budgets import ArmCost, arm_costs, steps_of_arms
 from mimkit.ablation.classifiers import CLASSIFIERS, classifier_config
 from mimkit.ablation.estimates import Estimate, estimate
@@ -33,6 +34,24 @@ class Prepared:
     costs: dict[str, ArmCost]
     pairing: list[Pairing]
     estimate: Estimate
+
+
+@contextmanager
+def alone(study: StudyConfig) -> Iterator[None]:
+    """Holds the study's folder: two that train in it would write each other's files.
+
+    Raises:
+        UserError: another process has it.
+    """
+    folder = runs.RunFolder(study_folder(study), continues=None, finished=False)
+    held = runs.lock(folder, busy="another process runs a study in {path}; wait for it, or choose "
+                     "another folder or name")  # fmt: skip
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # it must not hide what the study was refused for
+            runs.remove_if_empty(folder, held)
+        held.close()
 
 
 def prepare(study: StudyConfig, slots: Sequence[Slot], *, say: Say) -> Prepared:

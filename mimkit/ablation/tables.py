@@ -185,9 +185,9 @@ def runs_table(record: Record) -> list[Row]:
             "arm": run["arm"],
             "seed": str(run["seed"]),
             **{f"{TITLES[m]}, %": _of_run(record, run, m) for m in record["measures"]},
-            "time, s": f"{run['spent'].get('wall', 0):.0f}",
-            "processor, s": f"{run['spent'].get('process', 0):.0f}",
-            "memory, MiB": f"{run['spent'].get('memory_mib', 0):.0f}",
+            "time, s": _spent(run["spent"], "wall"),
+            "processor, s": _spent(run["spent"], "process"),
+            "memory, MiB": _spent(run["spent"], "memory_mib"),
             "folder": run["folder"],
         }
         for run in record["runs"]
@@ -199,3 +199,11 @@ def _of_run(record: Record, run: Record, measure: str) -> str:
     if accuracy is None:
         return ""
     return percent([accuracy, None, None]) + _at_chance(record, measure, {run["seed"]: accuracy})
+
+
+def _spent(spent: Record, what: str) -> str:
+    """Of a job that was killed, only its time is known."""
+    if what not in spent:
+        return ""
+    least = "over " if what != "wall" and spent.get("unmeasured") else ""
+    return f"{least}{spent[what]:.0f}"

@@ -87,6 +87,18 @@ LEAK_LEGEND = (
 )
 
 
+def spent_legend(record: Record) -> str:
+    """Under the table of runs: what time, processor and memory are of."""
+    if not any("jobs" in run["spent"] for run in record["runs"]):  # of an older mimkit
+        return "Time, processor and memory are of the last attempt at a run's pretraining alone."
+    return (
+        "Time and processor are sums over all jobs of a run (pretraining with its probes, "
+        "finetuning, supervised training) and all attempts at each, memory is the most of any; "
+        "report.json has them by job. A pretraining that arms share is in the row of each. Of an "
+        "attempt that was killed only the time is known: then the others read 'over'."
+    )
+
+
 def words(record: Record) -> list[tuple[str, str]]:
     """What somebody needs who has not read the paper."""
     study = record["study"]

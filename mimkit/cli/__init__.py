@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from mimkit import __version__
 from mimkit.errors import Interrupted, ToldByAnotherError, UserError
-from mimkit.interrupts import exit_code, interruptible
+from mimkit.interrupts import exit_code, ignore_signals, interruptible
 from mimkit.registry import nearest
 
 # How gloo and nccl say that the other end of a connection is gone.
@@ -95,6 +95,8 @@ def door(argv: Sequence[str] | None = None) -> NoReturn:
     with nine busy processes), and a launcher then ends the others too.
     """
     code = main(argv)
+    if code in map(exit_code, ("SIGTERM", "SIGINT")):
+        ignore_signals()  # a second one, in the teardown, would put a code of its own in its place
     sys.stdout.flush()
     sys.stderr.flush()
     if "RANK" in os.environ:  # of a launcher, or of DeepSpeed's runtime without one

@@ -16,6 +16,7 @@ run that fails does not stop the others; it is in the report, and the exit code 
 import argparse
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from mimkit.config import StudyConfig, load_study_config, to_yaml
 from mimkit.errors import UserError
 
 if TYPE_CHECKING:  # they are slow to import, and --help does not need them
+    from mimkit.ablation.machine import Slot
     from mimkit.ablation.study import Prepared
 
 _PRESETS = ("quick", "medium", "study", "parallel", "attention")
@@ -72,12 +74,20 @@ def _config_file(arguments: argparse.Namespace) -> Path:
 def _run(study: StudyConfig, arguments: argparse.Namespace) -> int:
     from mimkit.ablation.machine import machine_slots
     from mimkit.ablation.self_test import self_test
-    from mimkit.ablation.study import prepare, report_study, run_study
+    from mimkit.ablation.study import alone
 
     slots = machine_slots(jobs=arguments.jobs, ranks=arguments.ranks,
                           visible=os.environ.get("CUDA_VISIBLE_DEVICES"))  # fmt: skip
-    if arguments.self_test:
-        return 0 if self_test(study, slots, say=_say) else 1
+    trains = arguments.self_test or not (arguments.dry_run or arguments.report)
+    with alone(study) if trains else nullcontext():
+        if arguments.self_test:
+            return 0 if self_test(study, slots, say=_say) else 1
+        return _study(study, slots, arguments)
+
+
+def _study(study: StudyConfig, slots: "list[Slot]", arguments: argparse.Namespace) -> int:
+    from mimkit.ablation.study import prepare, report_study, run_study
+
     prepared = prepare(study, slots, say=_say)
     _announce(prepared)
     if arguments.dry_run:

@@ -23,7 +23,7 @@ from mimkit.data.sampler import EvalSampler, MicroBatch, Share, Slot, TrainSampl
 from mimkit.data.sources import Source
 from mimkit.data.views import ViewMaker
 from mimkit.errors import UserError
-from mimkit.interrupts import ignore_in_worker
+from mimkit.interrupts import ignore_signals
 from mimkit.random import Purpose, Rng, generator
 
 MaskMaker = Callable[[Rng], NDArray[np.bool_]]
@@ -321,4 +321,4 @@ def _as_it_is(outcome: Any) -> Any:
 
 def _start_worker(worker: int) -> None:
     torch.set_num_threads(1)  # torch's default is all cores in every worker
-    ignore_in_worker()
+    ignore_signals()

@@ -12,7 +12,8 @@ import pytest
 from commands import ROOT
 
 from mimkit.ablation.machine import machine_slots
-from mimkit.ablation.processes import Ended, Job, process_context, read_ended, start
+from mimkit.ablation.processes import Ended, Job, process_context, start
+from mimkit.ablation.spent import read_spent
 from mimkit.errors import UserError
 
 
@@ -34,14 +35,14 @@ def _is_killed(value: str) -> None:
 
 def _lived(action: object, folder: Path) -> Ended:
     job = Job(action, {"value": "this"}, folder / "logs" / "x.log", folder / "x.json")  # type: ignore[arg-type]
-    process = start(job, process_context(cuda=False, engine="local"), {"SLOT": "3"})
-    process.join(120)
-    return read_ended(job, process.exitcode)
+    return start(job, process_context(cuda=False, engine="local"), {"SLOT": "3"}).wait()
 
 
 def test_a_job_has_its_environment_and_log_and_says_what_it_took(tmp_path: Path) -> None:
     ended = _lived(_fine, tmp_path)
-    assert ended.error is None and ended.memory_mib > 1
+    error, spent = read_spent(tmp_path / "x.json")
+    assert ended.error is None and error is None
+    assert spent.memory_mib > 1 and 0 < spent.wall <= ended.wall
     assert (tmp_path / "logs" / "x.log").read_text() == "this 3\n"
 
 
@@ -51,6 +52,18 @@ def test_errors_of_all_kinds_come_back_as_a_line(tmp_path: Path) -> None:
     assert "Traceback" in (tmp_path / "logs" / "x.log").read_text()
     killed = _lived(_is_killed, tmp_path).error
     assert killed is not None and "SIGKILL" in killed and "x.log" in killed
+
+
+def test_attempts_at_a_job_add_up_also_one_that_was_killed(tmp_path: Path) -> None:
+    """Of that one its seconds are known, and that the rest is not."""
+    walls, spent = [], []
+    for action in (_fine, _is_killed, _fine):
+        walls.append(_lived(action, tmp_path).wall)
+        spent.append(read_spent(tmp_path / "x.json")[1])
+    assert [(one.attempts, one.unmeasured) for one in spent] == [(1, 0), (2, 1), (3, 1)]
+    assert spent[1].wall == pytest.approx(spent[0].wall + walls[1])
+    assert spent[1].process == spent[0].process < spent[2].process
+    assert spent[0].wall + walls[1] < spent[2].wall <= sum(walls)
 
 
 def test_slots_divide_the_cores_and_no_more_than_there_are(
@@ -80,7 +93,7 @@ from mimkit.ablation import processes
 processes._PRELOADED[:] = ["mimkit.errors"]  # the others take ten seconds
 job = processes.Job(runpy.run_path, {"path_name": "job.py"}, Path("log"), Path("result.json"))
 context = processes.process_context(cuda=False, engine="local")
-processes.start(job, context, {}).join()
+processes.start(job, context, {}).wait()
 """
 JOB = """
 import os, subprocess, sys, mimkit
@@ -122,3 +135,5 @@ def test_jobs_run_the_code_of_their_study_and_end_with_it(tmp_path: Path) -> Non
     (first, job), (second, launched) = map(str.split, log.read_text().splitlines())
     assert first == second == str(ROOT / "mimkit" / "__init__.py")
     _wait(lambda: _is_gone(int(job)) and _is_gone(int(launched)))
+    error, spent = read_spent(tmp_path / "result.json")
+    assert error == "the study ended before it" and (spent.attempts, spent.unmeasured) == (1, 0)

@@ -84,6 +84,20 @@ def test_accuracies_are_of_each_arms_own_predictions(trained: Path) -> None:
         assert found == {run["arm"]: run["accuracy"][measure] for run in record["runs"]}
 
 
+def test_what_a_run_took_is_of_all_its_jobs(trained: Path) -> None:
+    for run in load_record(trained)["runs"]:
+        own = [run["identity"], f"{run['identity']}-{run['arm']}-finetuning-*",
+               f"{run['identity']}-{run['arm']}-supervised-*"]  # fmt: skip
+        files = [file for name in own for file in (trained / "jobs").glob(f"{name}.json")]
+        jobs = [json.loads(file.read_text()) for file in files]
+        assert list(run["spent"]["jobs"]) == ["pretraining", "finetuning", "supervised"]
+        for key, of_all in (("wall", sum), ("process", sum), ("memory_mib", max)):
+            assert run["spent"][key] == pytest.approx(of_all(job[key] for job in jobs))
+        assert run["spent"]["attempts"] == len(jobs) == 3
+        page = (trained / "report" / "report.md").read_text(encoding="utf-8")
+        assert f"| {run['spent']['wall']:.0f} | {run['spent']['process']:.0f} |" in page
+
+
 def test_run_again_nothing_is_trained_and_nothing_is_estimated(
     trained: Path, attention_only: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,7 @@ from mimkit.ablation.wording import (
     paired_lines,
     repeat_lines,
     setting_line,
+    spent_legend,
     words,
 )
 from mimkit.files import atomic_file, write_text
@@ -77,6 +78,7 @@ def _context(record: Record) -> dict[str, Any]:
         "paired": paired_lines(record),
         "repeat": repeat_lines(record),
         "runs": runs_table(record),
+        "spent_legend": spent_legend(record),
     }
 
 
