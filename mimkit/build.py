@@ -30,6 +30,7 @@ from mimkit.data.resize import sides
 from mimkit.data.selection import split_heldout, take
 from mimkit.data.sources import SOURCES, Source
 from mimkit.data.views import CenterView, TwoViews
+from mimkit.downstream.probes import PROBES
 from mimkit.errors import UserError
 from mimkit.masks import MASKS, Mask, beits_share
 from mimkit.models.encoder import Encoder, ImageEncoder
@@ -231,6 +232,11 @@ def check_parts(config: Config) -> None:
     mask = build_mask(config, stem.grid(config.data.image_size, config.data.image_size))
     hidden_share(mask, make_part(MASK_AT, config.mask_at), stem)
     _bind(TOKENIZERS, config.tokenizer)
+
+
+def check_probe(config: PartConfig) -> None:
+    """UserError where a probe does not exist, or not with these settings."""
+    _bind(PROBES, config, "device", "seed")
 
 
 def check_grids(config: Config, model: MaskedImageModel, tokenizer: VisualTokenizer) -> Grid:

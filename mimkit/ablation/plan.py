@@ -9,7 +9,14 @@ from typing import Any
 
 from mimkit import build
 from mimkit.ablation.confounds import check_confounds
-from mimkit.config import Config, Settings, StudyConfig, load_config, science_of
+from mimkit.config import (
+    Config,
+    PartConfig,
+    Settings,
+    StudyConfig,
+    load_config,
+    science_of,
+)
 from mimkit.errors import UserError
 from mimkit.resources import shipped_config
 
@@ -106,6 +113,8 @@ def make_plan(study: StudyConfig, *, steps: dict[str, int] | None = None) -> Pla
             build.check_parts(config)
         except UserError as error:
             raise UserError(f"arm '{name}': {error}") from error
+    for probe, settings in study.probes.items():
+        build.check_probe(PartConfig(name=probe, **settings))
     confounds = check_confounds(study, arms)
     facts = {name: _facts(config) for name, config in arms.items()}
     code = {name: build.code_digests(config) for name, config in arms.items()}

@@ -28,12 +28,14 @@ if TYPE_CHECKING:  # they are slow to import, and --help does not need them
     from mimkit.ablation.machine import Slot
     from mimkit.ablation.study import Prepared
 
+_DEFAULT = "stems/study"
 _PRESETS = ("quick", "medium", "study", "parallel", "attention")
 
 
 def main(argv: Sequence[str]) -> int:
     arguments = parse(_parser(), argv)
     check_range(arguments, jobs=(1, 64), ranks=(1, 64))
+    _check_options(arguments)
     if arguments.compare:
         return _compare(*arguments.compare)
     study = load_study_config(_config_file(arguments), arguments.overrides)
@@ -44,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = training_parser("ablate_stems", __doc__ or "", "stems/study")
+    parser = training_parser("ablate_stems", __doc__ or "", _DEFAULT)
     parser.add_argument("--preset", choices=_PRESETS, help="one of configs/stems/")
     parser.add_argument("--dry-run", action="store_true",
                         help="plan, check pairing, estimate time and disk, and stop")  # fmt: skip
@@ -61,11 +63,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _check_options(arguments: argparse.Namespace) -> None:
+    """UserError where one option would leave another without effect."""
+    modes = ("dry_run", "report", "compare", "self_test")
+    given = [f"--{mode.replace('_', '-')}" for mode in modes if getattr(arguments, mode)]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)} ask for different things; give one of them")
+    named = [f"--{name} {value}" for name, value in (("preset", arguments.preset),
+             ("config", arguments.config)) if value not in (None, _DEFAULT)]  # fmt: skip
+    if len(named) > 1:
+        raise UserError(f"{' and '.join(named)} both name a study; give one of them")
+    if arguments.self_test and named:
+        raise UserError(f"--self-test is a study of its own, configs/stems/self_test.yaml; leave "
+                        f"{named[0]} out (settings, as in seeds=[0,1], are for it)")  # fmt: skip
+    if arguments.compare and (rest := [*named, *arguments.overrides]):
+        raise UserError(f"--compare takes two studies that are there; leave {rest[0]} out")
+
+
 def _config_file(arguments: argparse.Namespace) -> Path:
-    default = "stems/study"
-    if arguments.preset and arguments.config != default:
-        raise UserError(f"--preset {arguments.preset} and --config {arguments.config} both name a "
-                        "study; give one of them")  # fmt: skip
     if arguments.self_test:
         return find_config("stems/self_test")
     return find_config(f"stems/{arguments.preset}" if arguments.preset else arguments.config)

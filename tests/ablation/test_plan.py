@@ -122,6 +122,7 @@ def test_a_hidden_difference_is_refused_by_name(tiny_study: Path) -> None:
         ("arms.hmlp.settings.stem.norn=ln", r"arm 'hmlp': .*norn"),
         ("arms.hmlp.settings.train.stepz=3", r"arm 'hmlp': .*train\.stepz"),
         ("pretraining=nowhere", "pretraining is 'nowhere'"),
+        ("probes.knn.neigbours=[5]", "takes no setting 'neigbours'. Did you mean 'neighbours'"),
     ],
 )
 def test_a_wrong_study_is_refused_before_anything_runs(
@@ -137,7 +138,11 @@ def test_a_wrong_study_is_refused_before_anything_runs(
         ("reference=none", "reference is 'none', which is no arm"),
         ("control=linear", "control and reference are both"),
         ("primary=finetuning", "primary is finetuning, which this study does not measure"),
-        ("regimes=[probes,finetuning]", "the section finetuning is missing"),
+        ("regimes=[probes,finetuning]", "the section finetuning is missing; give it a base"),
+        ("finetuning={base: finetune_small}", "set finetuning=null, or name it in regimes"),
+        ("probes.knn.name=linear", "a study sets name (it is knn)"),
+        ("probes.knn=null", "regimes names probes, but there are none"),
+        ("probe_images=[10,0]", "probe_images: Input should be greater than or equal to 1"),
         ("seeds=[1,1]", "each once"),
         ("sedes=[1]", "there is no setting 'sedes'. Did you mean 'seeds'?"),
     ],
@@ -147,6 +152,76 @@ def test_a_wrong_setting_of_a_study_names_itself(
 ) -> None:
     assert main(["ablate_stems", "--config", str(tiny_study), "--print-config", override]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--self-test --preset quick", "leave --preset quick out"),
+        ("--self-test --config {study}", "--self-test is a study of its own"),
+        ("--self-test --dry-run", "--dry-run and --self-test ask for different things"),
+        ("--dry-run --report", "--dry-run and --report ask for different things"),
+        ("--preset quick --config {study}", "both name a study"),
+        ("--compare a b seeds=[0]", "leave seeds=[0] out"),
+        ("--compare a b --preset quick", "leave --preset quick out"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(
+    words: str, message: str, tiny_study: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ablate_stems", *words.format(study=tiny_study).split()]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("override", "instead"),
+    [
+        ("seed=9", "seeds of the study say it"),
+        ("name=mine", "the arm's name and seed are in its folder's"),
+        ("output.dir=elsewhere", "folder of the study says where"),
+        ("output.runs_dir=elsewhere", "folder of the study says where"),
+        ("engine.token_bank=elsewhere", "it fills banks of its own"),
+    ],
+)
+@pytest.mark.parametrize(
+    "where",
+    ["settings", "arms.hmlp.settings", "arms.hmlp.classifier", "finetuning.settings",
+     "supervised.settings"],
+)  # fmt: skip
+def test_what_a_study_sets_itself_is_refused_in_settings(
+    where: str, override: str, instead: str, tiny_study: Path
+) -> None:
+    """It was accepted, and had no effect."""
+    words = ["regimes=[finetuning,supervised]", "primary=finetuning",
+             "finetuning={base: finetune_small}", "supervised={base: finetune_small}"]  # fmt: skip
+    load_study_config(tiny_study, words)
+    with pytest.raises(UserError) as caught:
+        load_study_config(tiny_study, [*words, f"{where}.{override}"])
+    key = override.partition("=")[0]
+    assert f"{where}: a study sets {key} ({instead}" in str(caught.value)
+
+
+def test_an_arm_brings_its_stem_to_its_classifier_and_a_budget_its_length(
+    tiny_study: Path,
+) -> None:
+    supervised = ["regimes=[supervised]", "primary=supervised"]
+    for key in ("stem.name=levit", "encoder.depth=2", "init=elsewhere"):
+        with pytest.raises(UserError, match=rf"supervised\.settings: a study sets {key[:4]}"):
+            load_study_config(tiny_study, [*supervised, "supervised.base=finetune_small",
+                                           f"supervised.settings.{key}"])  # fmt: skip
+    long = "arms.hmlp.settings.train.steps=400"
+    load_study_config(tiny_study, ["budget=flops", "arms.linear.settings.train.steps=400"])
+    with pytest.raises(
+        UserError, match=r"arms\.hmlp\.settings gives train\.steps, but budget=flops"
+    ):
+        load_study_config(tiny_study, ["budget=flops", long])
+
+
+def test_null_takes_a_probe_away_that_a_base_has(tiny_study: Path) -> None:
+    with_linear = load_study_config(tiny_study, ["probes.linear={}"])
+    assert with_linear.measures == ["knn", "linear"]
+    taken = load_study_config(tiny_study, ["probes.linear={}", "probes.knn=null", "primary=linear"])
+    assert taken.measures == ["linear"]
 
 
 def test_arms_are_paired_in_all_that_they_see(tiny_study: Path) -> None:
