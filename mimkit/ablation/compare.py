@@ -27,22 +27,45 @@ def compare_reports(one: Record, other: Record) -> str:
 
 
 def _made(one: Record, other: Record) -> list[str]:
-    first, second = (
-        {**record["study"], "facts": record["facts"], "mimkit": record["mimkit"]}
-        for record in (one, other)
-    )
-    return differences(first, second)
+    """Settings as they were resolved; as they were given, for a report that has no others."""
+    resolved = all("settings" in record for record in (one, other))
+    first, second = (_settings(record, resolved=resolved) for record in (one, other))
+    note = "(settings are as they were given over those of `pretraining`; None: not given there)"
+    lines = [*differences(first, second), *_arms(one, other)]
+    return [note, *lines] if lines and not resolved else lines
+
+
+def _settings(record: Record, *, resolved: bool) -> Record:
+    study = {key: value for key, value in record["study"].items() if key != "arms"}
+    if resolved:
+        study |= {"settings": record["settings"]}
+    return {**study, "facts": record["facts"], "mimkit": record["mimkit"]}
+
+
+def _arms(one: Record, other: Record) -> list[str]:
+    lines = []
+    for arm in _all_arms(one, other):
+        if arm not in one["arms"] or arm not in other["arms"]:
+            lines.append(f"arm {arm}: in the {'first' if arm in one['arms'] else 'second'} only")
+        else:
+            first, second = ({key: record["arms"][arm][key] for key in ("stem", "differs")}
+                             for record in (one, other))  # fmt: skip
+            lines += differences(first, second, f"arms.{arm}.")
+    return lines
+
+
+def _all_arms(one: Record, other: Record) -> list[str]:
+    return list(dict.fromkeys([*one["arms"], *other["arms"]]))
 
 
 def _table(one: Record, other: Record) -> list[str]:
-    measures = [m for m in one["measures"] if m in other["measures"]]
-    if not measures:
-        return ["They measure nothing in common."]
-    arms = list(dict.fromkeys([*one["arms"], *other["arms"]]))
-    lines = ["| measure | arm | first | second | first, minus reference | second |",
-             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
-    for measure in measures:
-        for arm in arms:
+    """Every measure and arm that either has."""
+    titles = ["measure", "arm", "first", "second"]
+    titles += [f"{which}, minus {record['study']['reference']}"
+               for which, record in (("first", one), ("second", other))]  # fmt: skip
+    lines = [f"| {' | '.join(titles)} |", "| --- " * len(titles) + "|"]
+    for measure in dict.fromkeys([*one["measures"], *other["measures"]]):
+        for arm in _all_arms(one, other):
             cells = [_mean(record, arm, measure) for record in (one, other)]
             cells += [_minus(record, arm, measure) for record in (one, other)]
             lines.append(f"| {measure} | {arm} | {' | '.join(cells)} |")
@@ -50,12 +73,14 @@ def _table(one: Record, other: Record) -> list[str]:
 
 
 def _mean(record: Record, arm: str, measure: str) -> str:
+    if measure not in record["measures"]:
+        return "not measured"
     found = record["arms"].get(arm)
     return "no such arm" if found is None else percent(found["means"].get(measure))
 
 
 def _minus(record: Record, arm: str, measure: str) -> str:
-    for one in record["comparisons"][measure]:
+    for one in record["comparisons"].get(measure, []):
         if (one["arm"], one["against"]) == (arm, record["study"]["reference"]):
             return signed(one["corrected"] or one["difference"]["interval"])
     return ""

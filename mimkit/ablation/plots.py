@@ -62,6 +62,12 @@ def _looks(record: Record) -> dict[str, dict[str, Any]]:
     }
 
 
+def _sizes(record: Record) -> list[float]:
+    """Of markers, in points."""
+    count = len(record["arms"])
+    return [9 - 4 * number / max(1, count - 1) for number in range(count)]
+
+
 def _legend(figure: "Figure", axes: "Axes") -> None:
     """Under the diagram, so that it takes no width of it."""
     handles, labels = axes.get_legend_handles_labels()
@@ -118,7 +124,9 @@ def _curves(axes: "Axes", record: Record) -> bool:
 
 
 def _against_flops(axes: "Axes", record: Record) -> bool:
-    return _against(axes, record, "gflops_paper", "GFLOPs of an image, forward")
+    return _against(
+        axes, record, "gflops_paper", "GFLOPs of an image, forward, by the paper's rule"
+    )
 
 
 def _against_time(axes: "Axes", record: Record) -> bool:
@@ -126,17 +134,21 @@ def _against_time(axes: "Axes", record: Record) -> bool:
 
 
 def _against(axes: "Axes", record: Record, cost: str, label: str) -> bool:
-    """Mean accuracy and its interval over seeds against what an arm costs."""
+    """Mean accuracy and its interval over seeds against what an arm costs, from nothing on.
+
+    Markers are hollow and shrink from arm to arm, so that none hides another.
+    """
     looks, measure, drawn = _looks(record), record["study"]["primary"], False
-    for arm, found in record["arms"].items():
+    for size, (arm, found) in zip(_sizes(record), record["arms"].items(), strict=True):
         if measure not in found["means"]:
             continue
         value, low, high = _percent(found["means"][measure])
         x = found["cost"][cost]
         if low is not None and high is not None:
             axes.plot([x, x], [low, high], color=looks[arm]["color"], lw=1.2, alpha=0.6)
-        axes.plot(x, value, linestyle="", ms=6, label=arm, **looks[arm])
+        axes.plot(x, value, linestyle="", ms=size, mfc="none", mew=1.4, label=arm, **looks[arm])
         drawn = True
+    axes.set_xlim(0, 1.08 * max(found["cost"][cost] for found in record["arms"].values()))
     axes.set_xlabel(label)
     axes.locator_params(axis="x", nbins=6)
     axes.set_ylabel(f"{TITLES[measure]} accuracy, %")

@@ -20,7 +20,7 @@ from mimkit.ablation.results import RunResult, collect
 from mimkit.ablation.runner import Failure
 from mimkit.ablation.verdict import verdict
 from mimkit.ablation.views import budget_views
-from mimkit.config import Settings
+from mimkit.config import Config, Settings, science_of
 from mimkit.errors import UserError
 from mimkit.files import write_text
 
@@ -54,6 +54,7 @@ def make_record(
         "study": study.model_dump(mode="json"),
         "measures": study.measures,
         "most_common_class": shares,
+        "settings": _without_seed(plan.arms[study.reference]),
         "verdict": {"sentences": list(found.sentences), "better": list(found.better),
                     "worse": list(found.worse)},
         "arms": {arm: _arm(plan, arm, costs[arm], results, scores) for arm in plan.arms},
@@ -70,6 +71,11 @@ def make_record(
         "runs": [asdict(one) for one in results],
         "paper": {"source": SOURCE, "setting": SETTING},
     }  # fmt: skip
+
+
+def _without_seed(config: Config) -> Record:
+    """What decides the numbers of the reference's runs, its seeds apart."""
+    return {key: value for key, value in science_of(config).items() if key not in ("name", "seed")}
 
 
 def _whole(plan: Plan, one: RunResult) -> bool:
@@ -110,12 +116,18 @@ def _arm(
         "differs": plan.confounds[arm],
         "paper_row": config.paper,
         "published": published(config.paper)._asdict() if config.paper else None,
-        "cost": cost.record(),
+        "cost": _cost(cost),
         "means": means,
         "by_seed": {measure: found[arm].accuracy for measure, found in scores.items()},
         "summary": {key: _mean(summaries, key, confidence) for key in _SUMMARISED
                     if any(isinstance(one.get(key), int | float) for one in summaries)},
     }  # fmt: skip
+
+
+def _cost(cost: ArmCost) -> Record:
+    """With torch's count as 1e9 multiply-adds: GFLOPs in a report are the paper's."""
+    found: Record = cost.record()
+    return {"gmacs": found.pop("gflops") / 2, **found}
 
 
 _SUMMARISED = ("heldout_loss", "heldout_accuracy", "unigram_entropy", "position_loss",
@@ -133,7 +145,7 @@ def _views(plan: Plan, costs: Mapping[str, ArmCost], results: Sequence[RunResult
     batch = next(iter(plan.arms.values())).train.batch_size
     prices = {
         "steps": dict.fromkeys(plan.arms, 1.0),
-        "flops": {arm: 3e-6 * batch * cost.gflops for arm, cost in costs.items()},
+        "flops": {arm: 3e-6 * batch * cost.gflops / 2 for arm, cost in costs.items()},
         "time": {arm: 1e-3 * batch * cost.ms_train for arm, cost in costs.items()},
     }
     return budget_views(curves, prices, confidence=plan.study.confidence)

@@ -133,8 +133,9 @@ def report_study(prepared: Prepared, failures: Sequence[Failure]) -> tuple[Recor
     drawn: dict[str, tuple[str, Image.Image | None]] = {
         "masks.png": ("Masks of the first samples, the same in all arms; dark is masked.",
                       mask_picture(plan)),
-        "filters.png": ("Filters of the first layer, seed by seed the same start; the strongest "
-                        "first, each in its own contrast.", filter_picture(plan)),
+        "filters.png": ("Filters of the first layer after pretraining with the first seed; the "
+                        "strongest first, each in its own contrast. Arms whose first layers are "
+                        "of one shape began with the same filters.", filter_picture(plan)),
         "reconstructions.png": ("Held-out images: input, masked input, targets decoded, then what "
                                 "each arm predicts where masked.", reconstruction_picture(plan)),
     }  # fmt: skip

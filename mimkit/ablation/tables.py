@@ -10,6 +10,9 @@ from mimkit.train.stopwatch import duration
 
 Record = dict[str, Any]
 Row = dict[str, str]
+GFLOPS = (
+    "GFLOPs (paper's rule)"  # a column of an image's forward pass; gflops_paper in CSV and JSON
+)
 
 
 def percent(interval: Sequence[float | None] | None, *, digits: int = 2) -> str:
@@ -36,7 +39,7 @@ def main_table(record: Record) -> list[Row]:
     rows = []
     for arm, found in record["arms"].items():
         row = {"arm": arm, "stem": _stem(found["stem"]),
-               "GFLOPs": _gflops(found["cost"])}  # fmt: skip
+               GFLOPS: _gflops(found["cost"])}  # fmt: skip
         for measure in record["measures"]:
             low = _at_chance(record, measure, found["by_seed"][measure])
             row[f"{TITLES[measure]}, %"] = percent(found["means"].get(measure)) + low
@@ -128,7 +131,7 @@ def cost_table(record: Record) -> list[Row]:
         rows.append({
             "arm": arm,
             "parameters, M": f"{cost['params'] / 1e6:.2f}",
-            "GFLOPs": _gflops(cost),
+            GFLOPS: _gflops(cost),
             "of them in the stem": f"{cost['stem_share']:.1%}",
             "training, ms an image": f"{cost['ms_train']:.1f}",
             "leak in training": _leak(summary, "train"),

@@ -19,7 +19,8 @@ class BudgetView:
 
     Attributes:
         budget: steps, flops, or time.
-        amount: what every arm had spent: steps, 1e15 FLOPs, or seconds of one thread.
+        amount: what every arm had spent: steps, 1e15 FLOPs (a multiply-add once), or seconds of one
+            thread.
         loss: of each arm, mean over seeds with its interval.
     """
 

@@ -43,8 +43,9 @@ def legend(record: Record) -> list[str]:
         f"Accuracies in %: mean over seeds, ± half of the {level} t-interval. Differences are "
         f"paired by seed, in points of {TITLES[study['primary']]} accuracy, with the interval of "
         "Holm's correction for the number of arms; * where it excludes zero. Equal numbers have no "
-        f"interval. {_at_chance(record)}GFLOPs, here and below, are of the forward pass of an "
-        "image by the paper's rule: a multiply-add once, 5 a normalised element.",
+        f"interval. {_at_chance(record)}FLOPs are counted as the paper does, here and in all that "
+        "follows: a multiply-add once. Its rule for the forward pass of an image adds 5 for each "
+        "normalised element, and its classifier.",
         "Columns that begin with 'paper' are of other data, another budget and another size: "
         f"{paper['setting']}; {paper['source']}; ± is its standard deviation over five runs. They "
         "can be compared with each other, not with ours.",
@@ -79,7 +80,7 @@ def evidence_terms(record: Record) -> list[tuple[str, str]]:
 
 VIEWS_LEGEND = (
     "A curve that is cut had not ended: its learning rate would have come down in a run of that "
-    "length. FLOPs of training are three times those of the forward pass, a multiply-add twice."
+    "length. FLOPs of training are three times those of the forward pass, multiply-adds alone."
 )
 LEAK_LEGEND = (
     "Leak: how many visible tokens move, and by how much of their length, when only pixels under "

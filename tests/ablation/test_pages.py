@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import ROOT
+from matplotlib.figure import Figure
 from PIL import Image
 
 from mimkit.ablation.pages import write_report
+from mimkit.ablation.plots import _against_flops, _against_time
 from mimkit.ablation.report import load_record
 from mimkit.ablation.wording import TITLES
 
@@ -94,12 +96,18 @@ def test_csv_gives_the_means_and_differences_of_the_table(
     written: Path, page: _Page, record: dict[str, Any]
 ) -> None:
     found: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    gflops: dict[str, float] = {}
     with (written / "report.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             found[row["arm"], row["measure"]][row["seed"]] = float(row["accuracy"])
+            gflops[row["arm"]] = float(row["gflops_paper"])
     header, *rows = page.tables[0]
     for cells in rows:
         line = dict(zip(header, cells, strict=True))
+        assert float(line["GFLOPs (paper's rule)"]) == pytest.approx(gflops[line["arm"]], rel=5e-3)
+        cost = record["arms"][line["arm"]]["cost"]
+        assert cost["gflops_paper"] == gflops[line["arm"]] and "gflops" not in cost
+        assert cost["gmacs"] == pytest.approx(gflops[line["arm"]], rel=0.1), "norms are the rest"
         for measure in record["measures"]:
             mean = 100 * np.mean(list(found[line["arm"], measure].values()))
             assert line[f"{TITLES[measure]}, %"].split(" ")[0] == f"{mean:.2f}"
@@ -109,6 +117,17 @@ def test_csv_gives_the_means_and_differences_of_the_table(
             gain = 100 * np.mean([mine[seed] - other[seed] for seed in mine])
             assert line["minus linear, points"].split(" ")[0] == f"{gain:+.2f}"
     assert load_record(written) == record
+
+
+def test_costs_are_drawn_from_zero_and_no_arm_hides_another(record: dict[str, Any]) -> None:
+    for draw in (_against_flops, _against_time):
+        axes = Figure().subplots()
+        assert draw(axes, record)
+        assert axes.get_xlim()[0] == 0
+        markers = [line for line in axes.lines if line.get_marker() not in ("None", None)]
+        assert len(markers) == len(record["arms"]) == len({one.get_markersize() for one in markers})
+        assert {one.get_markerfacecolor() for one in markers} == {"none"}
+        assert all(0 < one.get_xdata()[0] < axes.get_xlim()[1] for one in markers)
 
 
 def test_the_page_needs_nothing_else(page: _Page) -> None:

@@ -13,6 +13,7 @@ from commands import pretrain
 from PIL import Image
 
 from mimkit.ablation.report import load_record
+from mimkit.ablation.tables import percent
 from mimkit.cli import main
 from mimkit.config import load_study_config
 from mimkit.downstream.predictions import load_predictions
@@ -132,10 +133,21 @@ def test_two_reports_are_laid_side_by_side(
 ) -> None:
     other = json.loads((finished / "report" / "report.json").read_text(encoding="utf-8"))
     other["name"], other["study"]["seeds"] = "other", [7]
+    other["settings"]["data"]["image_size"] = 64  # resolved; the study gives 32
+    other["measures"], other["arms"]["new"] = ["linear"], other["arms"].pop("two_blocks")
+    for one in other["arms"].values():
+        one["means"] = {"linear": [0.5, None, None]}
+    other["comparisons"] = {"linear": []}
     (tmp_path / "report.json").write_text(json.dumps(other), encoding="utf-8")
     assert main(["ablate_stems", "--compare", str(finished), str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "# tiny and other" in said and "-> [7]" in said and "| knn | hmlp |" in said
+    assert "# tiny and other" in said and "-> [7]" in said
+    assert "- settings.data.image_size: 32 -> 64\n" in said
+    assert "- arm two_blocks: in the first only\n- arm new: in the second only\n" in said
+    assert "| first, minus linear | second, minus linear |" in said
+    mean = percent(_record(finished)["arms"]["hmlp"]["means"]["knn"])
+    assert f"| knn | hmlp | {mean} | not measured |" in said
+    assert "| linear | hmlp | not measured | 50.00 |" in said
     assert main(["ablate_stems", "--compare", str(finished), str(tmp_path / "none")]) == 2
     assert "there is no report in" in capsys.readouterr().err
 

@@ -113,12 +113,12 @@ def _csv(record: Record) -> str:
     """One line for each run and measure: what another program computes from."""
     file = io.StringIO()
     lines = csv.writer(file, lineterminator="\n")
-    lines.writerow(["arm", "seed", "measure", "accuracy", "heldout_loss", "gflops", "ms_train",
-                    "identity", "folder"])  # fmt: skip
+    lines.writerow(["arm", "seed", "measure", "accuracy", "heldout_loss", "gflops_paper",
+                    "ms_train", "identity", "folder"])  # fmt: skip
     for run in record["runs"]:
         cost = record["arms"][run["arm"]]["cost"]
         for measure, accuracy in run["accuracy"].items():
             lines.writerow([run["arm"], run["seed"], measure, accuracy,
-                            run["summary"].get("heldout_loss", ""), cost["gflops"],
+                            run["summary"].get("heldout_loss", ""), cost["gflops_paper"],
                             cost["ms_train"], run["identity"], run["folder"]])  # fmt: skip
     return file.getvalue()
