@@ -221,7 +221,7 @@ def test_an_error_in_the_users_file_is_the_users_and_the_file_is_read_again(
 ) -> None:
     path = tmp_path / "wrong.py"
     path.write_text("import no_such_module_of_theirs\n")
-    with pytest.raises(UserError, match="line 1: .*no_such_module_of_theirs") as found:
+    with pytest.raises(UserError, match=r"line 1: .*no_such_module_of_theirs") as found:
         MASKS.plug_in(f"{path}:Corner")
     assert isinstance(found.value.__cause__, ModuleNotFoundError)
     path.write_text(MINE)
@@ -347,9 +347,8 @@ def test_a_users_stem_is_trained_exported_and_rebuilt(
 
 def test_the_documented_tokenizer_is_complete(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "parts.md").read_text(encoding="utf-8")
-    body = page.partition("# mine.py ")[2].partition("```")[0].partition("\nclass ")[2]
     path = tmp_path / "mine.py"
-    path.write_text("import torch\nfrom mimkit.tokenizers import VisualTokenizer\n\nclass " + body)
+    path.write_text("#" + page.partition("```python\n# mine.py ")[2].partition("```")[0])
     tokenizer = make_part(TOKENIZERS, PartConfig(name=f"{path}:Grey", levels="32"))
     view_BChw = torch.linspace(0, 1, 2 * 3 * 16 * 24).view(2, 3, 16, 24)
     target_BN = tokenizer.encode(view_BChw)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from mimkit.batch import Batch, Item, Sample, Views, collate
+from mimkit.data._lost_workers import told_of_lost_workers
 from mimkit.data._shared_memory import check_shared_memory
 from mimkit.data.ahead import Ahead
 from mimkit.data.decode import DecodeError
@@ -58,7 +59,7 @@ class BatchLoader:
     def __iter__(self) -> Iterator[Batch]:
         if self._loader.num_workers:
             _rehearse(self._loader, local_world=self._local_world)
-        outcomes = iter(self._loader)  # starts the workers, before there are threads
+        outcomes = told_of_lost_workers(self._loader)  # starts them, before there are threads
         for outcome in outcomes if self._ahead is None else self._ahead.follow(outcomes):
             if outcome.error is not None:
                 raise UserError(outcome.error)

@@ -1,6 +1,10 @@
 """Loader processes: room in shared memory is asked for before they start, and each has a thread."""
 
+import multiprocessing
+import os
 import shutil
+import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +52,27 @@ def test_too_little_shared_memory_says_what_to_set() -> None:
 def test_a_system_without_that_folder_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mimkit.data._shared_memory._FOLDER", "/nowhere/at/all")
     assert free_shared_memory() is None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch is cut off
+def test_a_worker_that_is_killed_is_told_wherever_this_process_is(shard_folder: Path) -> None:
+    """As by a system without memory: torch raises in the middle of what is done with a batch."""
+    source = ShardSource(shards=str(shard_folder))
+    for waits in (True, False):
+        batches = iter(train_loader(source=source, views=CenterView(image_size=32), mask=None,
+                                    seed=0, batch_size=2, rank=0, world=1, position=0, window=2,
+                                    workers=1))  # fmt: skip
+        next(batches)
+        [worker] = multiprocessing.active_children()
+        assert worker.pid is not None
+        with pytest.raises(UserError) as caught:
+            os.kill(worker.pid, signal.SIGKILL)
+            if waits:
+                for _ in batches:
+                    pass
+            time.sleep(60)  # ends as the signal comes
+        assert f"(pid {worker.pid})" in str(caught.value)
+        assert "memory ran out" in str(caught.value) and "engine.workers" in str(caught.value)
 
 
 @pytest.fixture
