@@ -1,15 +1,14 @@
 """What each arm costs, and how many steps it gets where FLOPs or time are equal."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from mimkit import build
 from mimkit.audit.cost import Cost, Milliseconds, cost, measure
-from mimkit.config import Config, StudyConfig
+from mimkit.config import Config
 
 _ROUNDS = 3  # of timing, after one that warms up
 _IMAGES = 2  # in a timed batch
@@ -39,27 +38,58 @@ class ArmCost:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Costs:
+    """
+    Attributes:
+        of: by arm, of those that could be measured.
+        broken: why the others could not, whatever their parts raised.
+    """
+
+    of: dict[str, ArmCost]
+    broken: dict[str, Exception]
+
+
 def arm_costs(
     arms: dict[str, Config], *, say: Callable[[str], object] = lambda text: None
-) -> dict[str, ArmCost]:
+) -> Costs:
     """Counts every arm; times each stem and each encoder once, of which an arm's time is the sum.
 
     They are timed in turns, so that other load hits them alike.
     """
     say(f"timing {len(arms)} arms")
     parts: dict[str, tuple[nn.Module, Tensor]] = {}
-    for config in arms.values():
-        stem, encoder = _keys(config)
-        if stem not in parts:
-            parts[stem] = build.build_stem(config), _noise(3, *[config.data.image_size] * 2)
-        if encoder not in parts:
-            made = build.build_model(config, prediction_dim=2).image_encoder.encoder
-            tokens = _noise(made.grid[0] * made.grid[1], made.width)
-            parts[encoder] = made, tokens.requires_grad_()  # a stem wants its gradient
+    counted: dict[str, tuple[int, Cost]] = {}
+    broken: dict[str, Exception] = {}
+    for name, config in arms.items():
+        try:
+            counted[name] = _counted(name, config)
+            parts |= _parts(config, parts)
+        except Exception as error:  # of any kind: a part may be a user's own
+            broken[name] = error
+    failed: dict[str, Exception] = {}
     taken = measure(parts, rounds=_ROUNDS, bf16=build.use_bf16(next(iter(arms.values())).engine),
-                    progress=lambda rounds: rounds)  # fmt: skip
-    return {name: _cost(name, config, [taken[key] for key in _keys(config)])
-            for name, config in arms.items()}  # fmt: skip
+                    progress=lambda rounds: rounds, failed=failed.setdefault)  # fmt: skip
+    for name, config in arms.items():
+        for key in _keys(config):
+            if key in failed:
+                broken.setdefault(name, failed[key])
+    found = {name: _cost(*counted[name], [taken[key] for key in _keys(config)])
+             for name, config in arms.items() if name not in broken}  # fmt: skip
+    return Costs(found, broken)
+
+
+def _parts(config: Config, made: Container[str]) -> dict[str, tuple[nn.Module, Tensor]]:
+    """Stem and encoder of an arm with what they are given, save those that are made already."""
+    stem, encoder = _keys(config)
+    found: dict[str, tuple[nn.Module, Tensor]] = {}
+    if stem not in made:
+        found[stem] = build.build_stem(config), _noise(3, *[config.data.image_size] * 2)
+    if encoder not in made:
+        module = build.build_model(config, prediction_dim=2).image_encoder.encoder
+        tokens = _noise(module.grid[0] * module.grid[1], module.width)
+        found[encoder] = module, tokens.requires_grad_()  # a stem wants its gradient
+    return found
 
 
 def _keys(config: Config) -> tuple[str, str]:
@@ -73,12 +103,17 @@ def _noise(*shape: int) -> Tensor:
     return torch.rand(_IMAGES, *shape, generator=torch.Generator().manual_seed(0))
 
 
-def _cost(name: str, config: Config, taken: list[Milliseconds]) -> ArmCost:
+def _counted(name: str, config: Config) -> tuple[int, Cost]:
+    """Parameters, and what else can be counted."""
     with torch.device("meta"):
         model = build.build_model(config, prediction_dim=2).image_encoder
-    counted: Cost = cost(model, stem=name, name=name)
+    params = sum(parameter.numel() for parameter in model.parameters())
+    return params, cost(model, stem=name, name=name)
+
+
+def _cost(params: int, counted: Cost, taken: list[Milliseconds]) -> ArmCost:
     return ArmCost(
-        params=sum(parameter.numel() for parameter in model.parameters()),
+        params=params,
         gflops=counted.gflops,
         gflops_paper=counted.gflops_paper,
         stem_share=counted.stem_share,
@@ -87,16 +122,12 @@ def _cost(name: str, config: Config, taken: list[Milliseconds]) -> ArmCost:
     )
 
 
-def steps_of_arms(
-    study: StudyConfig, arms: dict[str, Config], costs: dict[str, ArmCost], *, steps: int
-) -> dict[str, int] | None:
-    """Steps of each arm; the reference keeps its own. None where steps are equal.
+def equal_steps(prices: Mapping[str, float], *, reference: str, steps: int) -> dict[str, int]:
+    """Steps of each arm that cost as much as the reference's; that one keeps its own.
 
     Args:
+        prices: of a step of each arm, in FLOPs or seconds.
         steps: the reference's.
     """
-    if study.budget == "steps":
-        return None
-    price: Literal["gflops", "ms_train"] = "gflops" if study.budget == "flops" else "ms_train"
-    whole = steps * getattr(costs[study.reference], price)
-    return {name: max(1, round(whole / getattr(costs[name], price))) for name in arms}
+    whole = steps * prices[reference]
+    return {name: max(1, round(whole / price)) for name, price in prices.items()}

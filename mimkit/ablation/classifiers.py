@@ -40,6 +40,8 @@ def classifier_config(study: StudyConfig, run: Run, regime: ClassifierRegime) ->
     if regime == "supervised":
         encoder = run.config.encoder.model_dump(mode="json", include=set(_ARCHITECTURE))
         given |= {"init": None, "stem": run.config.stem.model_dump(), "encoder": encoder}
+    if regime in run.steps:
+        given |= {"train": {"steps": run.steps[regime], "epochs": None}}
     path = configuration_file(section.base, key=f"{regime}.base")
     config = load_finetune_config(path, layers=[common, section.settings, arm.classifier, given])
     folder = _folder(run, regime, config)

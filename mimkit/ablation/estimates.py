@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from mimkit import build
 from mimkit.ablation.budgets import ArmCost
 from mimkit.ablation.classifiers import CLASSIFIERS, classifier_config
+from mimkit.ablation.jobs import shared_banks
 from mimkit.ablation.plan import Plan, Run
-from mimkit.ablation.runner import tasks_of
+from mimkit.ablation.runner import Task, pretrains, tasks_of
 from mimkit.config import FinetuneConfig, SourceConfig, StudyConfig
 from mimkit.encoder_io import sides_of
 from mimkit.train.stopwatch import duration
@@ -58,7 +59,7 @@ def estimate(plan: Plan, costs: dict[str, ArmCost], *, cores: int | None) -> Est
     works = {task.name: _work(plan.study, run, task.what, costs[run.arm], sources)
              for run, tasks in todo for task in tasks}  # fmt: skip
     missing = [run for run, tasks in todo if tasks]
-    gigabytes = sum(one.gigabytes for one in works.values()) + _banks(plan, missing, sources)
+    gigabytes = sum(one.gigabytes for one in works.values()) + _banks(plan, todo, sources)
     seconds = None
     if cores is not None:
         seconds = sum(one.milliseconds for one in works.values()) / 1e3 / cores + _START * len(
@@ -118,10 +119,15 @@ def _images(run: Run, sources: _Sources) -> int:
     return build.num_steps(train, sources.images(run.config.data)[0]) * train.batch_size
 
 
-def _banks(plan: Plan, runs: list[Run], sources: _Sources) -> float:
-    """Gigabytes of the tokens that these runs share."""
-    config = plan.arms[plan.study.reference]
-    rows, columns = build.build_tokenizer(config).grid(*[config.data.token_size] * 2)
-    banks = {run.config.data.seed_of_views(run.seed) for run in runs}
-    most = max((_images(run, sources) for run in runs), default=0)
-    return 2e-9 * rows * columns * most * len(banks)
+def _banks(plan: Plan, todo: list[tuple[Run, list[Task]]], sources: _Sources) -> float:
+    """Gigabytes of tokens that are not computed yet."""
+    bytes_ = 0
+    for bank in shared_banks(plan, [run for run, tasks in todo if pretrains(tasks)]):
+        length, heldout = sources.images(bank.config.data)
+        epochs = bank.epochs(length)
+        if not bank.done(epochs):
+            side = bank.config.data.token_size
+            rows, columns = build.build_tokenizer(bank.config).grid(side, side)
+            judged = min(heldout, bank.config.data.heldout_limit)
+            bytes_ += 2 * rows * columns * (epochs * length + judged)
+    return 1e-9 * bytes_

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -29,19 +30,52 @@ from mimkit.ports import free_port
 _RANKS_GRACE = 40.0  # seconds; DeepSpeed's launcher kills its ranks after 30
 
 
-def bank_folder(plan: Plan, seed: int) -> Path | None:
-    """The token bank that all runs with the crops of this seed share; None where targets are no
-    words."""
-    config = plan.arms[plan.study.reference]
-    if build.build_tokenizer(config).vocabulary is None:
-        return None
-    bound = [config.data.model_dump(mode="json"), config.tokenizer.model_dump(), plan.facts, seed]
-    text = json.dumps(bound, sort_keys=True)
-    return plan.folder / "banks" / f"seed{seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+@dataclass(frozen=True)
+class SharedBank:
+    """Tokens of runs that see the same crops of the same images with the same tokenizer."""
+
+    folder: Path
+    runs: tuple[Run, ...]
+
+    @property
+    def config(self) -> Config:
+        """Of one of them; what it differs in from the others changes no token."""
+        return self.runs[0].config
+
+    @property
+    def seed(self) -> int:
+        """Of the crops."""
+        return self.config.data.seed_of_views(self.runs[0].seed)
+
+    def epochs(self, length: int) -> int:
+        """That the longest of its runs sees.
+
+        Args:
+            length: images of an epoch.
+        """
+        trains = [run.config.train for run in self.runs]
+        return max(math.ceil(build.num_steps(train, length) * train.batch_size / length)
+                   for train in trains)  # fmt: skip
+
+    def done(self, epochs: int) -> bool:
+        return done_file(self.folder, epochs).exists()
 
 
-def fill_bank(config: Config, folder: Path, steps: int) -> None:
-    """Tokens of every epoch that runs of this seed see; the tokenizer is looked at first."""
+def shared_banks(plan: Plan, runs: Sequence[Run]) -> list[SharedBank]:
+    """What these runs share; those whose targets are no words have none."""
+    found: dict[Path, list[Run]] = {}
+    for run in (run for run in runs if run.opened.words):
+        data, seed = run.config.data, run.config.data.seed_of_views(run.seed)
+        bound = [data.model_dump(mode="json"), run.config.tokenizer.model_dump(),
+                 run.opened.facts, seed]  # fmt: skip
+        text = json.dumps(bound, sort_keys=True)
+        name = f"seed{seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        found.setdefault(plan.folder / "banks" / name, []).append(run)
+    return [SharedBank(folder, tuple(those)) for folder, those in found.items()]
+
+
+def fill_bank(config: Config, folder: Path, epochs: int) -> None:
+    """Tokens of so many epochs; the tokenizer is looked at first."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = build.build_tokenizer(config).to(device)
     train, heldout = build.build_data(config.data)
@@ -50,7 +84,6 @@ def fill_bank(config: Config, folder: Path, steps: int) -> None:
     audits = RunAudits([], found)
     print(audits.say(), flush=True)
     audits.save(folder.with_name(f"{folder.name}-audits"))
-    epochs = math.ceil(steps * config.train.batch_size / train.epoch_length)
     for half in halves(config, tokenizer, train, heldout):
         count = epochs if half.name == "train" else 1
         fill(half, folder, tokenizer, epochs=count, device=device)

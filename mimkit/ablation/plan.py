@@ -5,7 +5,6 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from mimkit import build
 from mimkit.ablation.confounds import check_confounds
@@ -20,6 +19,8 @@ from mimkit.config import (
 from mimkit.errors import UserError
 from mimkit.resources import shipped_config
 
+Steps = dict[str, dict[str, int]]  # of each arm, by regime: pretraining, finetuning, supervised
+
 
 @dataclass(frozen=True)
 class Run:
@@ -32,6 +33,8 @@ class Run:
     home: Path  # the folder of all runs
     first: str  # of the arms that share it, differing in their classifiers only
     code: dict[str, str]  # digests of the parts that are a user's own
+    opened: "Opened"
+    steps: dict[str, int]  # by regime, where a budget gives them
 
     @cached_property
     def folder(self) -> Path:
@@ -50,7 +53,6 @@ class Plan:
 
     Attributes:
         arms: the configuration of each, with the first seed.
-        steps: of each arm; differ where the budget is not steps.
         facts: digests of data and tokenizer, which all runs share.
         confounds: of each arm, what it declares that differs besides what the study varies.
     """
@@ -61,6 +63,15 @@ class Plan:
     runs: list[Run]
     facts: dict[str, str | None]
     confounds: dict[str, list[str]]
+
+    @property
+    def steps(self) -> Steps:
+        """Those that a budget of FLOPs or time gave; empty where steps are equal."""
+        found: Steps = {}
+        for run in self.runs:
+            for regime, steps in run.steps.items():
+                found.setdefault(regime, {})[run.arm] = steps
+        return found
 
     def of(self, arm: str) -> list[Run]:
         return [run for run in self.runs if run.arm == arm]
@@ -96,17 +107,19 @@ def study_folder(study: StudyConfig) -> Path:
     return Path(study.folder or f"runs/{study.name}")
 
 
-def make_plan(study: StudyConfig, *, steps: dict[str, int] | None = None) -> Plan:
+def make_plan(study: StudyConfig, *, steps: Steps | None = None) -> Plan:
     """
     Args:
-        steps: of each arm, where the budget is not equal steps.
+        steps: where the budget is not equal steps.
 
     Raises:
         UserError: arms differ in more than they say, two are the same, a part does not exist, data
             or tokenizer cannot be read.
     """
     folder = study_folder(study)
-    by_seed = {seed: _with_steps(arm_configs(study, seed=seed), steps) for seed in study.seeds}
+    steps = steps or {}
+    by_seed = {seed: _with_steps(arm_configs(study, seed=seed), steps.get("pretraining"))
+               for seed in study.seeds}  # fmt: skip
     arms = by_seed[study.seeds[0]]
     for name, config in arms.items():
         try:
@@ -116,16 +129,18 @@ def make_plan(study: StudyConfig, *, steps: dict[str, int] | None = None) -> Pla
     for probe, settings in study.probes.items():
         build.check_probe(PartConfig(name=probe, **settings))
     confounds = check_confounds(study, arms)
-    facts = {name: _facts(config) for name, config in arms.items()}
+    opened = {name: _open(config) for name, config in arms.items()}
     code = {name: build.code_digests(config) for name, config in arms.items()}
     runs, first = list[Run](), dict[str, str]()
     for seed in study.seeds:
         for name in arms:
             config = by_seed[seed][name]
-            identity = _identity(config, facts[name], code[name])
+            identity = _identity(config, opened[name].facts, code[name])
             shared = first.setdefault(identity, name)
-            runs.append(Run(name, seed, config, identity, folder / "runs", shared, code[name]))
-    return Plan(study, folder, arms, runs, facts[study.reference], confounds)
+            own = {regime: by_arm[name] for regime, by_arm in steps.items()}
+            runs.append(Run(name, seed, config, identity, folder / "runs", shared, code[name],
+                            opened[name], own))  # fmt: skip
+    return Plan(study, folder, arms, runs, opened[study.reference].facts, confounds)
 
 
 def _with_steps(configs: dict[str, Config], steps: dict[str, int] | None) -> dict[str, Config]:
@@ -139,22 +154,35 @@ def _with_steps(configs: dict[str, Config], steps: dict[str, int] | None) -> dic
     }
 
 
-_OPENED: dict[str, Any] = {}
+@dataclass(frozen=True)
+class Opened:
+    """Data and tokenizer of an arm.
+
+    Attributes:
+        facts: their digests.
+        words: whether targets are tokens, that a bank can hold.
+    """
+
+    facts: dict[str, str | None]
+    words: bool
 
 
-def _facts(config: Config) -> dict[str, str | None]:
-    """Digests of data and tokenizer; arms share them, so that they are opened once."""
+_OPENED: dict[str, Opened] = {}
+
+
+def _open(config: Config) -> Opened:
+    """Arms share them, so that they are opened once."""
     key = json.dumps([config.data.model_dump(mode="json"), config.tokenizer.model_dump()])
     if key not in _OPENED:
         train, heldout = build.build_data(config.data)
         tokenizer = build.build_tokenizer(config)
-        _OPENED[key] = {
+        facts = {
             "train_digest": train.digest,
             "heldout_digest": heldout.digest if heldout else None,
             "tokenizer": build.tokenizer_fingerprint(config, tokenizer),
         }
-    found: dict[str, str | None] = _OPENED[key]
-    return found
+        _OPENED[key] = Opened(facts, words=tokenizer.vocabulary is not None)
+    return _OPENED[key]
 
 
 def _identity(config: Config, facts: dict[str, str | None], code: dict[str, str]) -> str:

@@ -118,7 +118,7 @@ class Pool:
             future.cancel()
         if living:
             again = "; Ctrl-C again leaves at once" if self._asked.signal == "SIGINT" else ""
-            self._say(f"no run starts any more; {len(living)} that are at work save and leave, or "
+            self._say(f"no run starts any more; those at work ({len(living)}) save and leave, or "
                       f"are killed after {GRACE:.0f} s{again}")  # fmt: skip
         for attempt in living:
             attempt.process.terminate()

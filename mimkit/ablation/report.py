@@ -63,11 +63,15 @@ def make_record(
         "views": [asdict(view) for view in _views(plan, costs, results)],
         "pairing": [one.record() for one in pairing],
         "facts": plan.facts,
+        "steps": plan.steps,
         "view_seed": plan.arms[study.reference].data.view_seed,
-        "failures": [{"arm": one.run.arm, "seed": one.run.seed, "what": one.what,
+        "failures": [{"arm": one.arm, "seed": one.seed, "what": one.what,
                       "error": one.error, "log": str(one.log.relative_to(plan.folder))}
                      for one in failures],
-        "missing": [[one.arm, one.seed] for one in results if not _whole(plan, one)],
+        "missing": [
+            *([one.arm, one.seed] for one in results if not _whole(plan, one)),
+            *([one.arm, seed] for one in failures if one.seed is None for seed in study.seeds),
+        ],
         "runs": [asdict(one) for one in results],
         "paper": {"source": SOURCE, "setting": SETTING},
     }  # fmt: skip
@@ -114,6 +118,7 @@ def _arm(
     return {
         "stem": plan.arms[arm].stem.model_dump(mode="json"),
         "differs": plan.confounds[arm],
+        "facts": _own_facts(plan, arm),
         "paper_row": config.paper,
         "published": published(config.paper)._asdict() if config.paper else None,
         "cost": _cost(cost),
@@ -128,6 +133,12 @@ def _cost(cost: ArmCost) -> Record:
     """With torch's count as 1e9 multiply-adds: GFLOPs in a report are the paper's."""
     found: Record = cost.record()
     return {"gmacs": found.pop("gflops") / 2, **found}
+
+
+def _own_facts(plan: Plan, arm: str) -> dict[str, str | None]:
+    """Digests of data and tokenizer where they are others than the reference's."""
+    mine = plan.of(arm)[0].opened.facts
+    return {key: value for key, value in mine.items() if value != plan.facts[key]}
 
 
 _SUMMARISED = ("heldout_loss", "heldout_accuracy", "unigram_entropy", "position_loss",

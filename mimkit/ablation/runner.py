@@ -1,6 +1,5 @@
 """Runs what a plan lacks, slot by slot: banks first, then every run that is not finished."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,12 +64,8 @@ def tasks_of(study: StudyConfig, run: Run) -> list[Task]:
     return tasks
 
 
-def _pretrains(tasks: list[Task]) -> bool:
+def pretrains(tasks: list[Task]) -> bool:
     return any(task.action is jobs.pretrain_and_probe for task in tasks)
-
-
-def _seed_of_views(run: Run) -> int:
-    return run.config.data.seed_of_views(run.seed)
 
 
 def _classifier_task(run: Run, regime: str, config: FinetuneConfig) -> Task:
@@ -99,9 +94,10 @@ def _job_file(plan: Plan, name: str) -> Path:
 
 @dataclass
 class Failure:
-    """A run that did not end well; `log` has the rest of the story."""
+    """What did not end well; `log` has the rest of the story."""
 
-    run: Run
+    arm: str
+    seed: int | None  # None: of all seeds
     what: str
     error: str
     log: Path
@@ -136,29 +132,28 @@ class StudyRunner:
         self._alone = {run.identity: Lock() for run in runs}
         self._broken = dict[str, Ended]()  # tasks that several arms wait for are not tried again
         with Pool(self.slots, context, say=self.say, describe=self._stand) as self._pool:
-            needing = [run for run, tasks in todo if _pretrains(tasks)]
-            banks = dict(self._pool.map(self._bank, sorted(set(map(_seed_of_views, needing)))))
-            each = [(run, banks.get(_seed_of_views(run))) for run in runs]
+            needing = [run for run, tasks in todo if pretrains(tasks)]
+            banks = jobs.shared_banks(self.plan, needing)
+            filled = self._pool.map(self._fill, banks)
+            found = {(run.arm, run.seed): bank.folder for bank, there in zip(
+                banks, filled, strict=True) if there for run in bank.runs}  # fmt: skip
+            each = [(run, found.get((run.arm, run.seed))) for run in runs]
             self._pool.map(lambda one: self._live_through(*one), each)
 
     def _stand(self) -> str:
         return f"{self._done} of {self._total} jobs of the study are done"
 
-    def _bank(self, seed: int) -> tuple[int, Path | None]:
-        folder = jobs.bank_folder(self.plan, seed)
-        if folder is None:
-            return seed, None
-        runs = [run for run in self.plan.runs if _seed_of_views(run) == seed]
-        length = build.build_data(runs[0].config.data)[0].epoch_length
-        steps = max(build.num_steps(run.config.train, length) for run in runs)
-        epochs = math.ceil(steps * runs[0].config.train.batch_size / length)
-        if not jobs.done_file(folder, epochs).exists():
-            given = {"config": runs[0].config, "folder": folder, "steps": steps}
-            ended = self._live(folder.name, jobs.fill_bank, lambda slot: given)
-            self.say(f"tokens, crops of seed {seed}: {ended.error or _took(ended)}")
-            if ended.error is not None:  # runs compute their own, and say what is wrong
-                return seed, None
-        return seed, folder
+    def _fill(self, bank: jobs.SharedBank) -> bool:
+        """Whether it is there; if not, runs compute their own tokens, and say what is wrong."""
+        epochs = bank.epochs(build.build_data(bank.config.data)[0].epoch_length)
+        if bank.done(epochs):
+            return True
+        given = {"config": bank.config, "folder": bank.folder, "epochs": epochs}
+        ended = self._live(bank.folder.name, jobs.fill_bank, lambda slot: given)
+        arms = {run.arm: None for run in bank.runs}
+        whose = "" if len(arms) == len(self.plan.arms) else f" ({', '.join(arms)})"
+        self.say(f"tokens, crops of seed {bank.seed}{whose}: {ended.error or _took(ended)}")
+        return ended.error is None
 
     def _live_through(self, run: Run, bank: Path | None) -> None:
         """The tasks of one run, up to the first that fails.
@@ -185,7 +180,8 @@ class StudyRunner:
             self._walls.append(ended.wall)
         elif not self._pool.closed:
             self._broken[task.name] = ended
-            self.failures.append(Failure(run, task.what, ended.error, self._log(task.name)))
+            log = self._log(task.name)
+            self.failures.append(Failure(run.arm, run.seed, task.what, ended.error, log))
         self.say(f"[{self._done}/{self._total}] {run.arm}, seed {run.seed}, {task.what}: "
                  f"{ended.error or _took(ended)}{self._left()}")  # fmt: skip
         if self._pool.closed:

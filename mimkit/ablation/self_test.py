@@ -23,8 +23,8 @@ def self_test(study: StudyConfig, slots: list[Slot], *, say: Say) -> bool:
     """
     prepared = prepare(study, slots, say=say)
     say(str(prepared.estimate))
-    if failures := run_study(prepared, slots, say=say):
-        raise UserError(f"{failures[0].run.arm} failed: {failures[0].error}")
+    if failures := prepared.failures or run_study(prepared, slots, say=say):
+        raise UserError(f"{failures[0].arm} failed: {failures[0].error}")
     record, page = report_study(prepared, [])
     quiet = [_say_alarms(prepared, arms, say) for arms in _NAMES]
     seen = "damaged" in record["verdict"]["worse"]

@@ -1,25 +1,27 @@
 """One study from its configuration to its report."""
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+import traceback
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
 
-from mimkit import build, runs
-from mimkit.ablation.budgets import ArmCost, arm_costs, steps_of_arms
+from mimkit import runs
+from mimkit.ablation.budgets import ArmCost
 from mimkit.ablation.classifiers import CLASSIFIERS, classifier_config
 from mimkit.ablation.estimates import Estimate, estimate
 from mimkit.ablation.machine import Slot
 from mimkit.ablation.pages import write_report
 from mimkit.ablation.pairing import Pairing, check_pairing
 from mimkit.ablation.pictures import filter_picture, mask_picture, reconstruction_picture
-from mimkit.ablation.plan import Plan, arm_configs, make_plan, study_folder
+from mimkit.ablation.plan import Plan, make_plan, study_folder
+from mimkit.ablation.prices import budget_steps, study_costs
 from mimkit.ablation.report import Record, make_record
 from mimkit.ablation.runner import Failure, StudyRunner
-from mimkit.config import Config, StudyConfig, science_hash, to_yaml
+from mimkit.config import StudyConfig, to_yaml
 from mimkit.errors import UserError
 from mimkit.files import write_text
 
@@ -28,12 +30,35 @@ Say = Callable[[str], object]
 
 @dataclass(frozen=True)
 class Prepared:
-    """Planned and checked; nothing is trained yet."""
+    """Planned and checked; nothing is trained yet.
 
+    Attributes:
+        asked: the study as it was given; the plan's lacks the arms that failed already.
+        failures: those.
+    """
+
+    asked: StudyConfig
     plan: Plan
     costs: dict[str, ArmCost]
     pairing: list[Pairing]
     estimate: Estimate
+    failures: list[Failure]
+
+    def check_disk(self) -> None:
+        """
+        Raises:
+            UserError: fewer bytes are free than what is missing needs.
+        """
+        folder = self.plan.folder
+        there = next(p for p in [folder, *folder.absolute().parents] if p.exists())
+        free, needed = shutil.disk_usage(there).free, round(1e9 * self.estimate.gigabytes)
+        if needed > free:
+            raise UserError(
+                f"what is missing of the study needs {needed / 1e9:#.3g} GB, and {free / 1e9:#.3g} "
+                f"GB are free in {there}: {(needed - free) / 1e9:#.3g} GB too few. Free some "
+                "space, choose another folder, fewer seeds or arms, or set "
+                "settings.output.keep_checkpoints=1 (finetuning.settings.output.keep_checkpoints=1)"
+            )
 
 
 @contextmanager
@@ -62,37 +87,43 @@ def prepare(study: StudyConfig, slots: Sequence[Slot], *, say: Say) -> Prepared:
     if study.budget == "time" and slots[0].devices:
         raise UserError("budget=time is measured on a core of this machine, and runs are trained "
                         "on its GPUs; set budget=flops or steps")  # fmt: skip
-    arms = arm_configs(study, seed=study.seeds[0])
     first_plan = make_plan(study)  # refuses confounds in seconds, before anything is timed
-    for run in first_plan.runs[: len(arms)]:
+    for run in first_plan.runs[: len(first_plan.arms)]:
         for regime in CLASSIFIERS:
             if regime in study.regimes:
                 classifier_config(study, run, regime)
-    costs = _costs(study, first_plan.arms, say)
-    reference = first_plan.arms[study.reference]
-    length = build.build_data(reference.data)[0].epoch_length
-    steps = steps_of_arms(study, arms, costs, steps=build.num_steps(reference.train, length))
-    plan = first_plan if steps is None else make_plan(study, steps=steps)
+    costs = study_costs(study, first_plan.arms, say=say)
+    failures = [_not_measured(first_plan, *one) for one in costs.broken.items()]
+    if failures:
+        first_plan = make_plan(_without(study, costs.broken))
+    steps = budget_steps(first_plan, costs.of, say=say)
+    plan = first_plan if steps is None else make_plan(first_plan.study, steps=steps)
     say("building the first batch and the weights of every arm")
     pairing = check_pairing(plan.arms, reference=study.reference, allowed=_allowed(plan))
     cores = None if slots[0].threads is None else sum(s.threads * s.ranks for s in slots
                                                       if s.threads)  # fmt: skip
-    return Prepared(plan, costs, pairing, estimate(plan, costs, cores=cores))
+    found = estimate(plan, costs.of, cores=cores)
+    return Prepared(study, plan, costs.of, pairing, found, failures)
 
 
-def _costs(study: StudyConfig, arms: dict[str, Config], say: Say) -> dict[str, ArmCost]:
-    """Measured once for a study: with a budget of time, steps and so identities depend on it."""
-    file = study_folder(study) / "costs.json"
-    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    length = next(iter(arms.values())).train  # how long it trains changes no cost of a step
-    keys = {name: science_hash(config.model_copy(update={"train": length}))
-            + "".join(f" {digest}" for digest in build.code_digests(config).values())
-            for name, config in arms.items()}  # fmt: skip
-    if not all(key in known for key in keys.values()):
-        found = arm_costs(arms, say=say)
-        known |= {keys[name]: cost.record() for name, cost in found.items()}
-        write_text(file, json.dumps(known, indent=1))
-    return {name: ArmCost(**known[key]) for name, key in keys.items()}
+def _not_measured(plan: Plan, arm: str, error: Exception) -> Failure:
+    """
+    Raises:
+        UserError: it is the reference.
+    """
+    why, log = f"{type(error).__name__}: {error}", plan.folder / "logs" / f"{arm}-cost.log"
+    write_text(log, "".join(traceback.format_exception(error)))
+    if arm == plan.study.reference:
+        raise UserError(f"arm '{arm}' is the reference, and its cost cannot be measured: {why} "
+                        f"(all of it: {log}); nothing can be compared without it, so mend its "
+                        "parts, or choose another reference") from error  # fmt: skip
+    return Failure(arm, None, "measuring its cost", why, log)
+
+
+def _without(study: StudyConfig, broken: Collection[str]) -> StudyConfig:
+    control = None if study.control in broken else study.control
+    arms = {name: None if name in broken else arm for name, arm in study.arms.items()}
+    return study.model_copy(update={"arms": arms, "control": control})
 
 
 _CHANGES = {  # what a declared setting may change in what an arm sees
@@ -118,9 +149,15 @@ def _allowed(plan: Plan) -> dict[str, list[str]]:
 
 
 def run_study(prepared: Prepared, slots: list[Slot], *, say: Say) -> list[Failure]:
-    """Everything that is missing; `study.yaml` in its folder says what was asked for."""
+    """Everything that is missing; `study.yaml` in its folder says what was asked for.
+
+    Raises:
+        UserError: the disk is too small.
+        Interrupted: a signal asked to stop.
+    """
+    prepared.check_disk()
     plan = prepared.plan
-    write_text(plan.folder / "study.yaml", to_yaml(plan.study))
+    write_text(plan.folder / "study.yaml", to_yaml(prepared.asked))
     runner = StudyRunner(plan, slots, say)
     runner.run()
     return runner.failures
@@ -129,7 +166,7 @@ def run_study(prepared: Prepared, slots: list[Slot], *, say: Say) -> list[Failur
 def report_study(prepared: Prepared, failures: Sequence[Failure]) -> tuple[Record, Path]:
     """The record, and the page that shows it."""
     plan = prepared.plan
-    record = make_record(plan, prepared.costs, prepared.pairing, failures)
+    record = make_record(plan, prepared.costs, prepared.pairing, [*prepared.failures, *failures])
     drawn: dict[str, tuple[str, Image.Image | None]] = {
         "masks.png": ("Masks of the first samples, the same in all arms; dark is masked.",
                       mask_picture(plan)),

@@ -26,13 +26,32 @@ def setting_line(record: Record) -> str:
     """What was run, in a line."""
     study, seeds = record["study"], len(record["study"]["seeds"])
     finished = sum(bool(run["accuracy"]) for run in record["runs"])
-    budget = {"steps": "equal steps", "flops": "equal FLOPs", "time": "equal measured time"}
     return (
         f"{len(record['arms'])} arms x {seeds} seed{'s' if seeds > 1 else ''}, {finished} of "
         f"{len(record['runs'])} runs finished; {' and '.join(study['regimes'])}; "
-        f"{budget[study['budget']]}; the verdict is about {TITLES[study['primary']]} accuracy on "
+        f"{_budget(record)}; the verdict is about {TITLES[study['primary']]} accuracy on "
         "held-out images."
     )
+
+
+_BUDGETS = {"steps": "equal steps", "flops": "equal FLOPs", "time": "equal measured time"}
+
+
+def _budget(record: Record) -> str:
+    """What is equal, and in what."""
+    study = record["study"]
+    equal = _BUDGETS[study["budget"]]
+    if study["budget"] == "steps":
+        return equal
+    if "steps" not in record:  # of an older mimkit
+        return f"{equal} in pretraining alone"
+    return f"{equal} in {' and in '.join(_trained(record))}, each by itself"
+
+
+def _trained(record: Record) -> list[str]:
+    """Regimes with steps of a budget, of those that were run."""
+    alone = set(record["study"]["regimes"]) <= {"supervised"}
+    return [regime for regime in record["steps"] if regime != "pretraining" or not alone]
 
 
 def legend(record: Record) -> list[str]:
@@ -128,11 +147,21 @@ def paired_lines(record: Record) -> list[str]:
     for arm, found in record["arms"].items():
         if found["differs"]:
             lines.append(f"{arm} declares what else differs: {'; '.join(found['differs'])}")
+    for regime in _trained(record) if record.get("steps") else []:
+        steps = ", ".join(f"{arm} {number}" for arm, number in record["steps"][regime].items())
+        lines.append(f"{_BUDGETS[record['study']['budget']]} in {regime} are these steps: {steps}")
     if (shared := record.get("view_seed")) is not None:
         lines.append(f"all seeds share the crops of seed {shared} (data.view_seed): the intervals "
                      "do not count that others might have been drawn")  # fmt: skip
-    facts = ", ".join(f"{key} {value}" for key, value in record["facts"].items() if value)
-    return [*lines, f"one data set and one tokenizer in all runs: {facts}"]
+    own = {arm: _facts(found.get("facts", {})) for arm, found in record["arms"].items()}
+    others = [f"{arm} has its own: {facts}" for arm, facts in own.items() if facts]
+    whose = f"data and tokenizer of {record['study']['reference']}" if others else (
+        "one data set and one tokenizer in all runs")  # fmt: skip
+    return [*lines, "; ".join([f"{whose}: {_facts(record['facts'])}", *others])]
+
+
+def _facts(facts: Record) -> str:
+    return ", ".join(f"{key} {value}" for key, value in facts.items() if value)
 
 
 def _paired(one: Record, reference: str) -> str:

@@ -104,8 +104,13 @@ def measure(
     rounds: int,
     bf16: bool,
     progress: Callable[[Sequence[int]], Iterable[int]],
+    failed: Callable[[str, Exception], object] | None = None,
 ) -> dict[str, Milliseconds]:
-    """Each part's time on its input, parts taking turns so that a noisy machine hits all alike."""
+    """Each part's time on its input, parts taking turns so that a noisy machine hits all alike.
+
+    Args:
+        failed: told of a part that raises, which is left out then; without it the error is raised.
+    """
     forward: dict[str, list[float]] = {name: [] for name in parts}
     train: dict[str, list[float]] = {name: [] for name in parts}
     threads = torch.get_num_threads()
@@ -113,7 +118,16 @@ def measure(
     try:
         for number in progress(range(rounds + 1)):
             for name, (module, given) in parts.items():
-                took = _forward(module, given, bf16=bf16), _train(module, given, bf16=bf16)
+                if name not in forward:
+                    continue
+                try:
+                    took = _forward(module, given, bf16=bf16), _train(module, given, bf16=bf16)
+                except Exception as error:
+                    if failed is None:
+                        raise
+                    failed(name, error)
+                    del forward[name]
+                    continue
                 if number:  # the first round warms up
                     forward[name].append(took[0] / len(given))
                     train[name].append(took[1] / len(given))
@@ -121,7 +135,7 @@ def measure(
         torch.set_num_threads(threads)
     return {
         name: Milliseconds(statistics.median(forward[name]), statistics.median(train[name]))
-        for name in parts
+        for name in forward
     }
 
 

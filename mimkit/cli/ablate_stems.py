@@ -106,12 +106,14 @@ def _study(study: StudyConfig, slots: "list[Slot]", arguments: argparse.Namespac
     prepared = prepare(study, slots, say=_say)
     _announce(prepared)
     if arguments.dry_run:
-        return 0
+        prepared.check_disk()
+        return 1 if prepared.failures else 0
     failures = [] if arguments.report else run_study(prepared, slots, say=_say)
     record, page = report_study(prepared, failures)
     print("\n" + "\n".join(record["verdict"]["sentences"]))
     print(f"\nreport: {page}, report.md, report.csv and report.json beside it")
-    return 1 if failures or (record["missing"] and not arguments.report) else 0
+    failed = failures or prepared.failures or (record["missing"] and not arguments.report)
+    return 1 if failed else 0
 
 
 def _announce(prepared: "Prepared") -> None:
@@ -124,6 +126,12 @@ def _announce(prepared: "Prepared") -> None:
         differs = f"; also differs: {'; '.join(plan.confounds[arm])}" if plan.confounds[arm] else ""
         print(f"  {arm:20} {config.stem.name:10} FLOPs x{cost.gflops / reference.gflops:.2f}, time "
               f"x{cost.ms_train / reference.ms_train:.2f}{differs}")  # fmt: skip
+    for regime, steps in plan.steps.items():
+        print(f"  steps of {regime} by budget={plan.study.budget}: "
+              f"{', '.join(f'{arm} {number}' for arm, number in steps.items())}")  # fmt: skip
+    for failure in prepared.failures:
+        print(f"  {failure.arm:20} is left out, {failure.what} failed: {failure.error} "
+              f"(all of it: {failure.log})")  # fmt: skip
     for one in prepared.pairing:
         print(f"  paired: {one.arm} with {plan.study.reference} in {', '.join(one.equal)}; "
               f"{one.weights_equal} of {one.weights_alike} initial tensors of equal shape are equal"

@@ -89,7 +89,7 @@ class StudyConfig(Section):
     probes: dict[ProbeName, Settings] = Field({"knn": {}, "linear": {}})  # and their settings; null
     #                                                             takes one away that a base has
     probe_images: tuple[Count, Count] = (5000, 5000)  # at most, of each split
-    budget: Budget = "steps"  # what is equal in all arms; flops and time are the reference's
+    budget: Budget = "steps"  # what is equal in all arms and each regime; the reference's
     finetuning: RegimeConfig | None = None
     supervised: RegimeConfig | None = None
     primary: Literal["knn", "linear", "attentive", "finetuning", "supervised"] = "linear"
@@ -153,9 +153,14 @@ class StudyConfig(Section):
     @model_validator(mode="after")
     def _one_says_how_long(self) -> Self:
         for name, arm in self.present_arms.items():
-            own = [key for key in _LENGTH if _gives(arm.settings, key)]
+            own = [
+                f"{section} gives {key}"
+                for key in _LENGTH
+                for section, given in (("settings", arm.settings), ("classifier", arm.classifier))
+                if _gives(given, key)
+            ]
             if own and self.budget != "steps" and name != self.reference:
-                raise ValueError(f"arms.{name}.settings gives {own[0]}, but budget={self.budget} "
+                raise ValueError(f"arms.{name}.{own[0]}, but budget={self.budget} "
                                  "makes an arm as long as the reference's cost allows; leave it "
                                  "out, or set budget=steps")  # fmt: skip
         return self

@@ -96,7 +96,7 @@ def test_jobs_save_and_leave_and_no_other_starts(number: signal.Signals, tmp_pat
         assert error == "stopped by SIGTERM: saved after update 3"
         assert (spent.attempts, spent.unmeasured) == (1, 0) and spent.process > 0
     assert list(tmp_path.glob("c.*")) == []
-    assert said[0].startswith("no run starts any more; 2 that are at work save and leave")
+    assert said[0].startswith("no run starts any more; those at work (2) save and leave")
 
 
 def test_a_job_that_does_not_leave_is_killed(
