@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from mimkit.ablation.plan import Plan, Run
 from mimkit.ablation.processes import end_with_this_process
 from mimkit.audit.of_run import RunAudits, audit_tokenizer
 from mimkit.banks import fill, halves
-from mimkit.config import Config, to_yaml
+from mimkit.config import Config, differences, to_yaml
 from mimkit.errors import Interrupted, UserError
 from mimkit.files import write_text
 from mimkit.ports import free_port
@@ -107,6 +107,18 @@ def at_home(run: Run, *, bank: Path | None, threads: int | None) -> Config:
             "output": config.output.model_copy(update={"dir": str(run.folder)}),
         }
     )
+
+
+def as_planned(run: Run, action: Callable[..., None], arguments: dict[str, object]) -> None:
+    """`action`, by the code that the run's identity stands for.
+
+    Raises:
+        UserError: a part of the user's own was edited since the study was planned.
+    """
+    if changed := differences(run.code, build.code_digests(run.config)):
+        raise UserError(f"edited since the study began: {'; '.join(changed)}. Give the command "
+                        "again for runs of the new code, or restore the old")  # fmt: skip
+    action(**arguments)
 
 
 def pretrain_and_probe(config: Config, slot: Slot, probing: Probing | None) -> None:

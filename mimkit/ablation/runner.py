@@ -174,7 +174,9 @@ class StudyRunner:
         """
         ended = self._broken.get(task.name)
         if ended is None:
-            ended = self._live(task.name, task.action, lambda slot: task.arguments(slot, bank))
+            ended = self._live(task.name, jobs.as_planned,
+                               lambda slot: {"run": run, "action": task.action,
+                                             "arguments": task.arguments(slot, bank)})  # fmt: skip
             self._done += ended.error is None or not self._pool.closed
         if ended.error is None:
             self._walls.append(ended.wall)

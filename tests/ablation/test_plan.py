@@ -12,6 +12,7 @@ from commands import ROOT
 from mimkit import build
 from mimkit.ablation.classifiers import CLASSIFIERS, classifier_config
 from mimkit.ablation.confounds import check_confounds
+from mimkit.ablation.jobs import as_planned
 from mimkit.ablation.pairing import check_pairing
 from mimkit.ablation.plan import Plan, arm_configs, make_plan
 from mimkit.ablation.published import TABLE_7, published
@@ -101,6 +102,22 @@ def test_the_code_of_a_users_own_stem_belongs_to_a_runs_identity(
     for run in plan.runs:
         text = json.dumps([science_of(run.config), plan.facts], sort_keys=True)
         assert run.identity == hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def test_a_stem_that_is_edited_while_its_study_runs_trains_no_run_of_the_old_code(
+    tiny_study: Path, own_stem: Callable[[int], str]
+) -> None:
+    """Each run is a process of its own, that reads the file anew."""
+    plan = _plan(tiny_study, f"arms.hmlp.settings.stem.name={own_stem(1)}")
+    made: dict[str, object] = {}
+    for run in plan.runs:
+        as_planned(run, made.update, {run.identity: run.arm})
+    assert len(made) == len(plan.runs)
+    own_stem(2)
+    with pytest.raises(UserError, match=r"edited since the study began: code of .*mine.py:Mine: '"):
+        as_planned(plan.of("hmlp")[0], made.clear, {})
+    as_planned(plan.of("linear")[0], made.clear, {})
+    assert not made
 
 
 def test_a_hidden_difference_is_refused_by_name(tiny_study: Path) -> None:
