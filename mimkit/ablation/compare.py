@@ -39,7 +39,8 @@ def _settings(record: Record, *, resolved: bool) -> Record:
     study = {key: value for key, value in record["study"].items() if key != "arms"}
     if resolved:
         study |= {"settings": record["settings"]}
-    return {**study, "facts": record["facts"], "mimkit": record["mimkit"]}
+    return {**study, "steps": record.get("steps", {}), "facts": record["facts"],
+            "mimkit": record["mimkit"]}  # fmt: skip
 
 
 def _arms(one: Record, other: Record) -> list[str]:
@@ -48,7 +49,8 @@ def _arms(one: Record, other: Record) -> list[str]:
         if arm not in one["arms"] or arm not in other["arms"]:
             lines.append(f"arm {arm}: in the {'first' if arm in one['arms'] else 'second'} only")
         else:
-            first, second = ({key: record["arms"][arm][key] for key in ("stem", "differs")}
+            first, second = ({key: record["arms"][arm].get(key, {})
+                              for key in ("stem", "differs", "facts")}
                              for record in (one, other))  # fmt: skip
             lines += differences(first, second, f"arms.{arm}.")
     return lines

@@ -119,6 +119,26 @@ def test_csv_gives_the_means_and_differences_of_the_table(
     assert load_record(written) == record
 
 
+def test_an_arm_at_chance_says_so_in_its_rows(record: dict[str, Any], tmp_path: Path) -> None:
+    """As if so many images were of one class that a good part of the runs were no better."""
+    measure, rows = record["study"]["primary"], record["arms"]
+    by_seed = {arm: list(found["by_seed"][measure].values()) for arm, found in rows.items()}
+    share = float(np.median(list(by_seed.values())))
+    changed = {**record, "most_common_class": {measure: share}}
+    write_report(changed, {}, tmp_path)
+    main_rows, *_, runs = _markdown_tables((tmp_path / "report.md").read_text(encoding="utf-8"))
+    column = main_rows[0].index(f"{TITLES[measure]}, %")
+    cells = {row[0]: row[column].partition(" at chance")[1:] for row in main_rows[1:]}
+    for arm, accuracies in by_seed.items():
+        low = sum(one <= share for one in accuracies)
+        said = "" if low == len(accuracies) else f" with {low} of {len(accuracies)} seeds"
+        assert cells[arm] == ((" at chance", said) if low else ("", ""))
+    column = runs[0].index(f"{TITLES[measure]}, %")
+    assert [row[column].endswith(" at chance") for row in runs[1:]] == [
+        run["accuracy"][measure] <= share for run in record["runs"]
+    ]
+
+
 def test_costs_are_drawn_from_zero_and_no_arm_hides_another(record: dict[str, Any]) -> None:
     for draw in (_against_flops, _against_time):
         axes = Figure().subplots()
