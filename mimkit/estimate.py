@@ -160,6 +160,7 @@ def _of_pretraining(
     on_the_way = 0.0 if every is None else _times(every, length.steps) * short.once("probe")
     return {
         "evaluations": evaluations * more,
+        "losses of means": short.once("mean_losses") * more,
         "pictures": _times(config.output.picture_every, length.steps) * short.once("draw"),
         "probes": short.once("final_probe") * probed + on_the_way,
     }

@@ -27,7 +27,7 @@ from mimkit.probing import CALIBRATION_IMAGES, Ranks, check_online, online_probe
 from mimkit.runs import RunFolder
 from mimkit.session import Session
 from mimkit.tokenizers import VisualTokenizer
-from mimkit.train.heldout import evaluate
+from mimkit.train.heldout import evaluate, mean_losses
 from mimkit.train.loop import Hook, Moment
 from mimkit.train.optimizer import make_optimizer
 from mimkit.train.pictures import prediction_picture
@@ -114,6 +114,7 @@ class Pretraining:
             print(audits.say(), flush=True)
             audits.save(session.folder.path / "audits")
         trained = session.train(self.step, self.batches(), hooks=self._hooks())
+        self._judge_means()
         self._note_tokenizer_share()
         weights = session.averaged_weights() or trained
         session.close()
@@ -241,6 +242,23 @@ class Pretraining:
             )
         self.session.record(updates, values)
 
+    def _judge_means(self) -> None:
+        """Beside the held-out loss of targets that are numbers; of words every evaluation does."""
+        session, data = self.session, self.config.data
+        heldout, mask = session.data.heldout, self.parts.mask
+        if heldout is None or self.parts.tokenizer.vocabulary is not None:
+            return
+        view = build.build_probe_view(data, "tokens")
+        with session.stopwatch.lap("mean_losses"):
+            session.summary |= mean_losses(
+                self.parts.tokenizer,
+                lambda: session.data.fixed_batches(
+                    heldout, mask, limit=data.heldout_limit, view=view
+                ),
+                device=session.runtime.device,
+                sum_over_ranks=session.runtime.sum,
+            )
+
     @torch.no_grad()
     def _draw(self, updates: int) -> None:
         """Every rank goes forward (ZeRO-3 gathers weights for it); rank 0 keeps the picture."""
@@ -299,6 +317,16 @@ def _report(s: dict[str, Any], folder: RunFolder) -> str:
             "  the model has not yet learnt more than frequencies and positions; train longer.",
             f"  {s['heldout_accuracy']:.1%} of the masked tokens are right; always naming the most "
             f"common one would be {s['most_common_token']:.1%}.",
+        ]  # fmt: skip
+    elif "mean_target_loss" in s:
+        least = min(s["mean_target_loss"], s["mean_by_position_loss"])
+        lines += [
+            f"Held-out loss: {s['heldout_loss']:.4f}. Always predicting the mean target costs "
+            f"{s['mean_target_loss']:.4f}, the mean at each position "
+            f"{s['mean_by_position_loss']:.4f}:",
+            f"  the model gained {least - s['heldout_loss']:.4f} over the better of them."
+            if s["heldout_loss"] < least else
+            "  the model has not yet learnt more than means; train longer.",
         ]  # fmt: skip
     elif "heldout_loss" in s:
         lines.append(f"Held-out loss: {s['heldout_loss']:.4f}.")

@@ -246,14 +246,13 @@ class _VqkdTraining:
         save_vqkd(path / "tokenizer.safetensors", vqkd, _settings(self.config, how))
         write_text(path / "tokenizer.md", _card(self.config, session.summary))
         session.finish()
-        s = session.summary
+        s, patch = session.summary, self.config.model.patch_size
         print(
             f"\nDone: {s['steps']} steps.\n"
             f"Held-out distance from the teacher: {s['heldout_distillation']:.4f}.\n"
             f"{use_in_words(s, vocabulary=self.config.model.vocabulary, noun='codes')}\n"
             f"Everything is in {path}: tokenizer.safetensors, tokenizer.md, pictures/.\n"
-            + what_next(self.config, s, path, name="vqkd", patch=self.config.model.patch_size,
-                        remedy=_REMEDY),
+            + what_next(self.config, s, path, name="vqkd", patch=patch, remedy=_REMEDY),
             flush=True,
         )
 

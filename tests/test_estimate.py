@@ -28,6 +28,7 @@ def _folder(path: Path) -> Path:
         "peak_memory_mib": 7, "knn_top1": 0.5, "patches": 64, "masked_patches": 24,
         "seconds": {"evaluate": {"times": 2, "seconds": 8.0}, "draw": {"times": 1, "seconds": 3.0},
                     "save": {"times": 2, "seconds": 9.5},
+                    "mean_losses": {"times": 1, "seconds": 4.0},
                     "final_probe": {"times": 1, "seconds": 6.0}},
     }  # fmt: skip
     saved = {"kind": "checkpoint", "seconds": 2.0, "stalled_seconds": 0.5}
@@ -53,6 +54,7 @@ def test_times_are_multiplied_by_how_often_each_thing_happens(tmp_path: Path) ->
         "updates": 249 * 0.5,
         # after 60, 120, 180, 240 and 250; of 800 images, for there are no 1024, and not of 512
         "evaluations": 5 * 4.0 * 800 / 512,
+        "losses of means": 4.0 * 800 / 512,
         "pictures": 3.0,
         "checkpoints": 3 * 0.5 + 2.0,  # the last one is waited for
         "probes": 6.0 * 1.5,

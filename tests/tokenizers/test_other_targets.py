@@ -36,7 +36,11 @@ def test_it_learns_and_is_judged_and_drawn(
         assert summary["ln_vocab"] == pytest.approx(math.log(64))
     else:
         assert not summary.keys() & {"unigram_entropy", "heldout_accuracy", "ln_vocab"}
-        assert f"Held-out loss: {heldout[-1]:.4f}." in capsys.readouterr().out
+        said = capsys.readouterr().out
+        means = [summary[name] for name in ("mean_target_loss", "mean_by_position_loss")]
+        assert (f"Held-out loss: {heldout[-1]:.4f}. Always predicting the mean target costs "
+                f"{means[0]:.4f}, the mean at each position {means[1]:.4f}:") in said  # fmt: skip
+        assert "token bank" not in said
     if name == "features":  # a vector of a network has no picture
         assert not (run / "pictures").exists()
         return
