@@ -169,6 +169,11 @@ def test_a_tokenizer_file_of_another_kind(kind: str, complaint: Complaint, tmp_p
     assert "tools/train_tokenizer.py makes one" in said
 
 
+def test_a_folder_that_is_no_run_of_a_tokenizer(complaint: Complaint, tmp_path: Path) -> None:
+    said = complaint(f"tokenizer.path={tmp_path}")
+    assert f"tokenizer.path={tmp_path} is a folder without tokenizer.safetensors" in said
+
+
 def test_a_pickle_is_not_executed(complaint: Complaint, tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> Any:
@@ -351,7 +356,7 @@ def test_a_value_of_another_kind_is_refused_by_its_key(key: str, tmp_path: Path)
         settings = {word: settings}
     file = tmp_path / "ds.json"
     file.write_text(json.dumps(settings))
-    with pytest.raises(UserError, match=rf"{key.split('.')[0]}.*expected"):
+    with pytest.raises(UserError, match=rf"{key.split('.', maxsplit=1)[0]}.*expected"):
         deepspeed_settings(UpdateRule(**{**vars(RULE), "deepspeed_config": file}), world=1)
 
 

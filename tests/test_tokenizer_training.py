@@ -51,6 +51,8 @@ def test_the_card_has_the_numbers_that_the_file_gives(
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
 
     tokenizer = TOKENIZERS["dvae"](path=str(tmp_path / "run" / "tokenizer.safetensors"))
+    whole = TOKENIZERS["dvae"](path=str(tmp_path / "run"))  # the run folder does as well
+    assert whole.fingerprint == tokenizer.fingerprint
     source = build.build_source(config.data, str(shards.heldout), split="heldout")
     batches = list(eval_loader(source=source, view=build.build_probe_view(config.data), mask=None,
                                seed=0, batch_size=8, rank=0, world=1, workers=0))  # fmt: skip

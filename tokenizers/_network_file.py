@@ -12,6 +12,8 @@ from mimkit.errors import UserError
 from mimkit.tokenizers._dalle_layouts import PICKLE, ZIP, read_torch_file
 from mimkit.tokenizers._dalle_pickle import RefusedError
 
+TRAINED = "tokenizer.safetensors"  # in the run folder of a tokenizer's training
+
 
 @contextmanager
 def drawn_from(seed: int) -> Iterator[None]:
@@ -19,6 +21,24 @@ def drawn_from(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
+
+
+def trained_file(path: str) -> Path:
+    """`path`, or the file in it where it is the run folder of a tokenizer's training.
+
+    Raises:
+        UserError: it is another folder, or that training has not ended.
+    """
+    given = Path(path).expanduser()
+    if not given.is_dir():
+        return given
+    if (given / TRAINED).is_file():
+        return given / TRAINED
+    raise UserError(
+        f"tokenizer.path={path} is a folder without {TRAINED}, which tools/train_tokenizer.py "
+        "writes into its run folder when it ends; name that file, or the run folder of a training "
+        "that has ended"
+    )
 
 
 def read_weights(path: Path, *, what: str, remedy: str) -> tuple[dict[str, str], dict[str, Tensor]]:

@@ -13,6 +13,7 @@ from mimkit.tokenizers import TOKENIZERS
 from mimkit.tokenizers._dvae_file import DvaeSettings, load_dvae
 from mimkit.tokenizers._dvae_model import reconstruct
 from mimkit.tokenizers._fingerprint import fingerprint
+from mimkit.tokenizers._network_file import trained_file
 from mimkit.tokenizers._words import WordTokenizer, computing_in
 
 EMBEDDED = Path(__file__).parent / "weights" / "dvae-embedded.safetensors"
@@ -23,8 +24,8 @@ class DvaeTokenizer(WordTokenizer):
     """Frozen dVAE; always in eval mode and in fp32, also under autocast and on CUDA.
 
     Args:
-        path: a safetensors file that `tools/train_tokenizer.py` wrote, or "embedded" for the
-            small one that travels with mimkit.
+        path: a safetensors file that `tools/train_tokenizer.py` wrote, or its run folder, or
+            "embedded" for the small one that travels with mimkit.
 
     Raises:
         UserError: the file is missing, text, a pickle, cut short, or holds something else.
@@ -36,9 +37,7 @@ class DvaeTokenizer(WordTokenizer):
 
     def __init__(self, *, path: str) -> None:
         super().__init__()
-        self.dvae, self.settings = load_dvae(
-            EMBEDDED if path == "embedded" else Path(path).expanduser()
-        )
+        self.dvae, self.settings = load_dvae(EMBEDDED if path == "embedded" else trained_file(path))
         self.prediction_dim = self.vocabulary = self.dvae.vocabulary
         decides = self.settings.model_dump_json(exclude={"training"})  # not how they came to be
         self.fingerprint = fingerprint(decides, self.dvae)

@@ -3,14 +3,13 @@
 Trained here by `tools/train_tokenizer.py --config vqkd`. Source: Peng et al. 2022 (BEiT v2).
 """
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
 from mimkit.batch import Grid
 from mimkit.tokenizers import TOKENIZERS, VisualTokenizer
 from mimkit.tokenizers._fingerprint import fingerprint
+from mimkit.tokenizers._network_file import trained_file
 from mimkit.tokenizers._vqkd_file import VqkdSettings, load_vqkd
 from mimkit.tokenizers._vqkd_model import code_colours
 from mimkit.tokenizers._words import computing_in
@@ -21,7 +20,7 @@ class VqkdTokenizer(VisualTokenizer):
     """Frozen, always in eval mode and in fp32; views of other sizes resample its positions.
 
     Args:
-        path: a file that the training wrote.
+        path: a file that the training wrote, or its run folder.
 
     Raises:
         UserError: the file is missing, text, a pickle, cut short, or holds something else.
@@ -32,7 +31,7 @@ class VqkdTokenizer(VisualTokenizer):
 
     def __init__(self, *, path: str) -> None:
         super().__init__()
-        self.vqkd, self.settings = load_vqkd(Path(path).expanduser())
+        self.vqkd, self.settings = load_vqkd(trained_file(path))
         self.patch = self.settings.patch_size
         self.prediction_dim = self.vocabulary = self.settings.vocabulary
         decides = self.settings.model_dump_json(exclude={"training"})

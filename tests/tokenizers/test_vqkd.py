@@ -273,6 +273,7 @@ def test_the_file_is_a_tokenizer_and_remembers_how_it_was_made(
 ) -> None:
     path = trained / "tokenizer.safetensors"
     tokenizer = TOKENIZERS["vqkd"](path=str(path))
+    assert TOKENIZERS["vqkd"](path=str(trained)).fingerprint == tokenizer.fingerprint
     weights = _last(trained).weights
     assert torch.equal(tokenizer.vqkd.codebook_VC, weights["vqkd.codebook_VC"])
     assert tokenizer.encode(photos[:, :, :32, :48]).shape == (len(photos), 24)
