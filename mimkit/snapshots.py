@@ -145,10 +145,23 @@ class Snapshots:
 
 def most_checkpoints(config: AnyConfig, steps: int) -> int:
     """At once, in a run of so many updates; that which is being written too."""
-    output, every = config.output, config.output.checkpoint_every
+    output = config.output
+    return checkpoint.most_at_once(
+        _saved(config, steps), keep=output.keep_checkpoints, keep_every=output.keep_every
+    )
+
+
+def last_checkpoints(config: AnyConfig, steps: int) -> int:
+    """That a run of so many updates leaves."""
+    output = config.output
+    return checkpoint.left_over(
+        _saved(config, steps), keep=output.keep_checkpoints, keep_every=output.keep_every
+    )
+
+
+def _saved(config: AnyConfig, steps: int) -> list[int]:
+    """The updates after which a checkpoint is written."""
+    every = config.output.checkpoint_every
     first = [0] if config.train.on_nonfinite == "rollback" else []
     last = [steps] if steps % every else []
-    return checkpoint.most_at_once(
-        [*first, *range(every, steps + 1, every), *last],
-        keep=output.keep_checkpoints, keep_every=output.keep_every,
-    )  # fmt: skip
+    return [*first, *range(every, steps + 1, every), *last]

@@ -12,7 +12,7 @@ from commands import ROOT, finetune, pretrain
 from mimkit.config import Config, load_config, load_finetune_config
 from mimkit.estimate import Length, estimate, size
 from mimkit.train import checkpoint
-from mimkit.train.checkpoint import most_at_once
+from mimkit.train.checkpoint import left_over, most_at_once
 
 DEFAULT = ROOT / "configs" / "default.yaml"
 
@@ -172,6 +172,7 @@ def test_checkpoints_at_once_are_as_many_as_saving_leaves(
         state = checkpoint.Checkpoint(done, done, {"a": torch.zeros(1)}, {"a": torch.zeros(1)})
         checkpoint.save(tmp_path, state, keep=keep, keep_every=keep_every)
     assert there == most
+    assert left_over(updates, keep=keep, keep_every=keep_every) == checkpoint.count(tmp_path)
 
 
 def test_too_few_steps_are_refused(tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:

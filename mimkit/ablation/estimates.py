@@ -9,13 +9,15 @@ from mimkit.ablation.classifiers import CLASSIFIERS, classifier_config
 from mimkit.ablation.jobs import shared_banks
 from mimkit.ablation.plan import Plan, Run
 from mimkit.ablation.runner import Task, pretrains, tasks_of
-from mimkit.config import FinetuneConfig, SourceConfig, StudyConfig
+from mimkit.config import Config, FinetuneConfig, SourceConfig, StudyConfig
 from mimkit.encoder_io import sides_of
+from mimkit.snapshots import last_checkpoints, most_checkpoints
 from mimkit.train.stopwatch import duration
 
 _OVERHEAD = 1.25  # optimizer, loader and evaluations over forward and backward, measured
+_GIGABYTES = 4e-9  # of a number
 _START = 6.0  # seconds of a run besides its steps, on two cores
-_STATES = 3  # a checkpoint has the weights and AdamW's two moments, fp32
+_STATES = 3  # a checkpoint has the weights and AdamW's two moments, fp32; and their average
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Estimate:
     Attributes:
         runs, finished: of the study.
         seconds: None on a GPU, where the first run will tell.
-        gigabytes: of checkpoints and token banks.
+        gigabytes: of checkpoints and token banks, those that are being written too.
     """
 
     runs: int
@@ -43,23 +45,26 @@ class Estimate:
 
 @dataclass(frozen=True)
 class _Work:
-    """Of one task: milliseconds of a core, and gigabytes that stay."""
+    """Of one task: milliseconds of a core, gigabytes that stay, and those that pass."""
 
     milliseconds: float
     gigabytes: float
+    passing: float
 
 
-def estimate(plan: Plan, costs: dict[str, ArmCost], *, cores: int | None) -> Estimate:
+def estimate(plan: Plan, costs: dict[str, ArmCost], *, cores: int | None, jobs: int) -> Estimate:
     """
     Args:
         cores: that train; None on GPUs.
+        jobs: at a time.
     """
     sources = _Sources()
     todo = [(run, tasks_of(plan.study, run)) for run in plan.runs]
     works = {task.name: _work(plan.study, run, task.what, costs[run.arm], sources)
              for run, tasks in todo for task in tasks}  # fmt: skip
     missing = [run for run, tasks in todo if tasks]
-    gigabytes = sum(one.gigabytes for one in works.values()) + _banks(plan, todo, sources)
+    passing = jobs * max((one.passing for one in works.values()), default=0.0)
+    gigabytes = passing + sum(one.gigabytes for one in works.values()) + _banks(plan, todo, sources)
     seconds = None
     if cores is not None:
         seconds = sum(one.milliseconds for one in works.values()) / 1e3 / cores + _START * len(
@@ -100,23 +105,26 @@ def _classifying(config: FinetuneConfig, cost: ArmCost, sources: _Sources, *, si
     judged = heldout * math.ceil(steps / config.output.evaluate_every)
     spent = steps * config.train.batch_size * cost.ms_train * _OVERHEAD + judged * cost.ms_forward
     rows, columns = sides_of(config.data.image_size)
-    states = _STATES * config.output.keep_checkpoints + 1  # and the best weights
-    return _Work(rows * columns / side**2 * spent, states * cost.params * 4e-9)
+    stay, passing = _checkpoints(config, cost, steps)
+    best = _GIGABYTES * cost.params  # weights; those that take their place are written beside them
+    return _Work(rows * columns / side**2 * spent, stay + best, passing + best)
 
 
 def _pretraining(study: StudyConfig, run: Run, cost: ArmCost, sources: _Sources) -> _Work:
-    spent = _images(run, sources) * cost.ms_train * _OVERHEAD
+    steps = build.num_steps(run.config.train, sources.images(run.config.data)[0])
+    spent = steps * run.config.train.batch_size * cost.ms_train * _OVERHEAD
     if "probes" in study.regimes:
         images, heldout = sources.images(run.config.data)
         train_limit, heldout_limit = study.probe_images
         spent += cost.ms_forward * (min(train_limit, images) + min(heldout_limit, heldout))
-    return _Work(spent, _STATES * run.config.output.keep_checkpoints * cost.params * 4e-9)
+    return _Work(spent, *_checkpoints(run.config, cost, steps))
 
 
-def _images(run: Run, sources: _Sources) -> int:
-    """That it sees in all."""
-    train = run.config.train
-    return build.num_steps(train, sources.images(run.config.data)[0]) * train.batch_size
+def _checkpoints(config: Config | FinetuneConfig, cost: ArmCost, steps: int) -> tuple[float, float]:
+    """Gigabytes that stay, and what there is more at the most."""
+    one = _GIGABYTES * cost.params * (_STATES + (config.train.ema is not None))
+    left = last_checkpoints(config, steps)
+    return left * one, (most_checkpoints(config, steps) - left) * one
 
 
 def _banks(plan: Plan, todo: list[tuple[Run, list[Task]]], sources: _Sources) -> float:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import traceback
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -122,10 +123,7 @@ def make_plan(study: StudyConfig, *, steps: Steps | None = None) -> Plan:
                for seed in study.seeds}  # fmt: skip
     arms = by_seed[study.seeds[0]]
     for name, config in arms.items():
-        try:
-            build.check_parts(config)
-        except UserError as error:
-            raise UserError(f"arm '{name}': {error}") from error
+        _check_parts(name, config)
     for probe, settings in study.probes.items():
         build.check_probe(PartConfig(name=probe, **settings))
     confounds = check_confounds(study, arms)
@@ -141,6 +139,19 @@ def make_plan(study: StudyConfig, *, steps: Steps | None = None) -> Plan:
             runs.append(Run(name, seed, config, identity, folder / "runs", shared, code[name],
                             opened[name], own))  # fmt: skip
     return Plan(study, folder, arms, runs, opened[study.reference].facts, confounds)
+
+
+def _check_parts(arm: str, config: Config) -> None:
+    try:
+        build.check_parts(config)
+    except UserError as error:
+        raise UserError(f"arm '{arm}': {error}") from error
+    except Exception as error:
+        if not build.code_digests(config):
+            raise
+        last = traceback.extract_tb(error.__traceback__)[-1]  # of the user's own code
+        raise UserError(f"arm '{arm}': a part cannot be built: {type(error).__name__}: {error} "
+                        f"({last.filename}, line {last.lineno})") from error  # fmt: skip
 
 
 def _with_steps(configs: dict[str, Config], steps: dict[str, int] | None) -> dict[str, Config]:

@@ -102,7 +102,7 @@ def prepare(study: StudyConfig, slots: Sequence[Slot], *, say: Say) -> Prepared:
     pairing = check_pairing(plan.arms, reference=study.reference, allowed=_allowed(plan))
     cores = None if slots[0].threads is None else sum(s.threads * s.ranks for s in slots
                                                       if s.threads)  # fmt: skip
-    found = estimate(plan, costs.of, cores=cores)
+    found = estimate(plan, costs.of, cores=cores, jobs=len(slots))
     return Prepared(study, plan, costs.of, pairing, found, failures)
 
 

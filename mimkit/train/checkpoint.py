@@ -155,6 +155,13 @@ def most_at_once(updates: Iterable[int], *, keep: int, keep_every: int | None) -
     return most
 
 
+def left_over(updates: Sequence[int], *, keep: int, keep_every: int | None) -> int:
+    """How many of them there are in the end."""
+    old = updates[: max(0, len(updates) - keep)]
+    for_good = sum(saved % keep_every == 0 for saved in old) if keep_every else 0
+    return len(updates) - len(old) + for_good
+
+
 def count(folder: Path) -> int:
     """How many checkpoints there are."""
     return len(_folders(folder))

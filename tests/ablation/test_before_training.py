@@ -55,7 +55,7 @@ def test_a_part_that_raises_is_left_out_and_the_others_are_timed() -> None:
         measure(parts, rounds=2, bf16=False, progress=lambda rounds: rounds)
 
 
-def test_an_arm_that_cannot_be_measured_is_named_and_the_others_run(
+def test_an_arm_that_cannot_be_measured_is_named_and_left_out(
     falling: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*falling, "--dry-run"]) == 1
@@ -64,17 +64,23 @@ def test_an_arm_that_cannot_be_measured_is_named_and_the_others_run(
         "falls                is left out, measuring its cost failed: RuntimeError: it fell" in said
     )
     assert "tiny: 2 arms x 1 seeds" in said
-    assert main(falling) == 1
+    assert main([*falling, "--report"]) == 1
     record = load_record(tmp_path / "s")
     assert record["failures"] == [{"arm": "falls", "seed": None, "what": "measuring its cost",
                                    "error": "RuntimeError: it fell",
                                    "log": "logs/falls-cost.log"}]  # fmt: skip
-    assert record["missing"] == [["falls", 0]]
-    assert sorted(run["arm"] for run in record["runs"] if run["accuracy"]) == [
-        "linear", "two_blocks"]  # fmt: skip
+    assert ["falls", 0] in record["missing"] and list(record["arms"]) == ["linear", "two_blocks"]
     page = (tmp_path / "s" / "report" / "report.md").read_text(encoding="utf-8")
     assert "- falls, all seeds, measuring its cost: RuntimeError: it fell" in page
     assert "falls.py" in (tmp_path / "s" / "logs" / "falls-cost.log").read_text()
+
+
+@pytest.mark.slow
+def test_the_others_run(falling: list[str], tmp_path: Path) -> None:
+    assert main(falling) == 1
+    record = load_record(tmp_path / "s")
+    assert record["missing"] == [["falls", 0]]
+    assert [run["arm"] for run in record["runs"] if run["accuracy"]] == ["linear", "two_blocks"]
     assert "falls" in (tmp_path / "s" / "study.yaml").read_text()
 
 
@@ -147,3 +153,18 @@ def test_a_disk_that_is_too_small_is_told_with_the_numbers_before_anything_start
     assert main([*words, "--report"]) == 0, "which writes next to nothing"
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free(10_000_000_000))
     assert main([*words, "--dry-run"]) == 0
+
+
+def test_an_arm_whose_stem_cannot_be_built_is_named_with_the_line(
+    tiny_study: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.py").write_text(
+        "from mimkit.models.stems.linear import Linear\n"
+        "class Bad(Linear):\n"
+        "    def __init__(self, *, width: int, patch_size: int = 16) -> None:\n"
+        "        raise KeyError('no such plan')\n"
+    )
+    study = load_study_config(tiny_study, [f"arms.bad.settings.stem.name={tmp_path}/bad.py:Bad"])
+    with pytest.raises(UserError, match=r"arm 'bad': a part cannot be built: KeyError: 'no such "
+                       r"plan' \(.*bad\.py, line 4\)"):  # fmt: skip
+        make_plan(study)

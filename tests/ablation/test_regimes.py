@@ -98,6 +98,26 @@ def test_what_a_run_took_is_of_all_its_jobs(trained: Path) -> None:
         assert f"| {run['spent']['wall']:.0f} | {run['spent']['process']:.0f} |" in page
 
 
+def test_the_disk_that_is_estimated_is_what_an_arm_leaves(
+    trained: Path, attention_only: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what passes: here, best weights that are written beside those before them."""
+    words = [*attention_only, f"folder={tmp_path}/s", "arms.attention=null", "--dry-run"]
+    assert main(words) == 0
+    told = 1e9 * float(capsys.readouterr().out.partition(" GB of disk")[0].rpartition(" ")[2])
+    [run] = (trained / "runs").glob("*-seed0-*")
+    every = [one for one in (*run.glob("finetuning-*"), *trained.glob("supervised/*-seed0-*"))
+             if "- attention" not in (one / "config.yaml").read_text()]  # fmt: skip
+    best = [_weights(one / "best") for one in every]
+    checkpoints = [_weights(one / "checkpoints") for one in (run, *every)]
+    assert len(every) == 2
+    assert told == pytest.approx(sum(checkpoints) + sum(best) + max(best), rel=0.02)
+
+
+def _weights(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.resolve().rglob("*.safetensors"))
+
+
 def test_run_again_nothing_is_trained_and_nothing_is_estimated(
     trained: Path, attention_only: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
