@@ -27,7 +27,7 @@ from mimkit.data.embedded import embedded_shards
 from mimkit.data.labelled_views import AugmentedView, make_policy
 from mimkit.data.mixture import Ingredient, MixtureSource, check_weights
 from mimkit.data.resize import sides
-from mimkit.data.selection import split_heldout, take
+from mimkit.data.selection import split_heldout, take, take_few
 from mimkit.data.sources import SOURCES, Source
 from mimkit.data.views import CenterView, TwoViews
 from mimkit.downstream.probes import PROBES
@@ -349,7 +349,10 @@ def build_data(data: SourceConfig) -> tuple[Source, Source | None]:
         taken_out=taken_out,
     )
     check_weights(train)
-    return train, taken_out or heldout
+    heldout = taken_out or heldout
+    if heldout is not None and isinstance(data, LabelledDataConfig) and data.heldout_limit:
+        heldout = take_few(heldout, data.heldout_limit)
+    return train, heldout
 
 
 def _sets(data: SourceConfig) -> list[ShardSet]:

@@ -31,7 +31,9 @@ def notes_on_training(config: Path, source: Source) -> list[str]:
             f"trained on ({shared.same} of {shared.compared} that were compared, by key and "
             "bytes): it has seen their labels"
         )
-    if heldout is not None and heldout.digest == source.digest:
-        notes.append("these are the images by which its best weights were chosen (data.heldout of "
-                     "its run): their score flatters a little")  # fmt: skip
+    if heldout is not None and (shared := shared_images(heldout, source)).same:
+        notes.append(
+            f"about {shared.estimate} of the {len(source)} images are those by which its best "
+            "weights were chosen (data.heldout of its run): their score flatters a little"
+        )
     return notes

@@ -20,6 +20,7 @@ class LabelledDataConfig(CroppedConfig):
     """Images with labels, and how views to train on and to judge by are cut."""
 
     test: str | list[str] | None = None  # looked at once, by the best weights
+    heldout_limit: int | None = Field(None, ge=1)  # held-out images, by hash of key; null: all
     image_size: Side | tuple[Side, Side] = 224  # pixels; height and width where it is no square
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     test_crop: float = Field(0.875, gt=0, le=1)  # of the short side; the centre is judged

@@ -29,8 +29,9 @@ def science_of(config: BaseModel) -> Settings:
         settings["data"].pop(key)
     for key in ("on_nonfinite", "max_nonfinite"):
         settings["train"].pop(key)
-    if settings["data"]["view_seed"] is None:  # newer than some runs, which go on being theirs
-        settings["data"].pop("view_seed")
+    for key in ("view_seed", "heldout_limit"):  # newer than some runs, which go on being theirs
+        if settings["data"].get(key, 0) is None:
+            settings["data"].pop(key)
     return settings
 
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from mimkit.batch import NO_LABEL, Sample
 from mimkit.build import build_data
-from mimkit.config import DataConfig
+from mimkit.config import DataConfig, LabelledDataConfig
 from mimkit.data._shares import divide
 from mimkit.data.mixture import Ingredient, MixtureSource
-from mimkit.data.selection import split_heldout, take, take_fraction, take_listed
+from mimkit.data.selection import split_heldout, take, take_few, take_fraction, take_listed
 from mimkit.data.sources import Source
 from mimkit.data.sources.shards import ShardSource
 from mimkit.data.subset import SubsetSource
@@ -260,6 +260,18 @@ def test_held_out_is_not_chosen_as_a_subset_is() -> None:
     assert 10 < len(heldout & subset) < 60
 
 
+def test_a_few_are_from_everywhere_and_part_of_more() -> None:
+    """Of sorted shards the first hundred would be of one class."""
+    source = Keys(MANY, [i // 300 for i in range(3000)])
+    few, more = take_few(source, 100), take_few(Keys(MANY[::-1]), 200)
+    assert len(few) == 100 and few.keys == sorted(few.keys)
+    assert set(few.keys) < set(more.keys)
+    assert max(Counter(few.labels.tolist()).values()) < 25 and len(set(few.labels.tolist())) == 10
+    assert take_few(source, 3000) is source
+    chosen, heldout = set(more.keys), set(split_heldout(source, fraction=1 / 15)[1].keys)
+    assert len(chosen & heldout) < 40  # 13 by chance
+
+
 @pytest.mark.parametrize(("share", "what"), [(1e-9, "judge by"), (1 - 1e-9, "train on")])
 def test_nothing_held_out_or_everything(share: float, what: str) -> None:
     with pytest.raises(UserError, match=f"leaves nothing to {what}"):
@@ -272,6 +284,9 @@ def settings(shard_folder: Path) -> dict[str, object]:
 
 
 def test_settings_choose_what_is_trained_on(settings: dict[str, object], tmp_path: Path) -> None:
+    labelled = LabelledDataConfig(**settings, heldout=settings["train"], heldout_limit=6)
+    judged = build_data(labelled)[1]
+    assert judged is not None and judged.keys == take_few(build_data(labelled)[0], 6).keys
     whole, nothing = build_data(DataConfig(**settings, heldout=None))
     assert (len(whole), nothing) == (20, None)
     train, heldout = build_data(DataConfig(**settings, heldout_fraction=0.3))
