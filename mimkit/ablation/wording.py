@@ -34,6 +34,7 @@ def setting_line(record: Record) -> str:
     )
 
 
+_TRAINING = {"supervised": "supervised training"}
 _BUDGETS = {"steps": "equal steps", "flops": "equal FLOPs", "time": "equal measured time"}
 
 
@@ -45,7 +46,10 @@ def _budget(record: Record) -> str:
         return equal
     if "steps" not in record:  # of an older mimkit
         return f"{equal} in pretraining alone"
-    return f"{equal} in {' and in '.join(_trained(record))}, each by itself"
+    *first, last = (_TRAINING.get(regime, regime) for regime in _trained(record))
+    if not first:
+        return f"{equal} in {last}"
+    return f"{equal} in {', '.join(first)} and {last}, each by itself"
 
 
 def _trained(record: Record) -> list[str]:
@@ -149,7 +153,8 @@ def paired_lines(record: Record) -> list[str]:
             lines.append(f"{arm} declares what else differs: {'; '.join(found['differs'])}")
     for regime in _trained(record) if record.get("steps") else []:
         steps = ", ".join(f"{arm} {number}" for arm, number in record["steps"][regime].items())
-        lines.append(f"{_BUDGETS[record['study']['budget']]} in {regime} are these steps: {steps}")
+        lines.append(f"{_BUDGETS[record['study']['budget']]} in {_TRAINING.get(regime, regime)} are "
+                     f"these steps: {steps}")  # fmt: skip
     if (shared := record.get("view_seed")) is not None:
         lines.append(f"all seeds share the crops of seed {shared} (data.view_seed): the intervals "
                      "do not count that others might have been drawn")  # fmt: skip

@@ -131,7 +131,7 @@ def test_the_report_says_in_what_a_budget_is_equal(tiny_study: Path) -> None:
         "steps": {"pretraining": {"linear": 40, "hmlp": 38}, "finetuning": {"linear": 30}},
         "pairing": [],
     }  # fmt: skip
-    assert "equal FLOPs in pretraining and in finetuning, each by itself;" in setting_line(record)
+    assert "equal FLOPs in pretraining and finetuning, each by itself;" in setting_line(record)
     assert "equal FLOPs in pretraining are these steps: linear 40, hmlp 38" in paired_lines(record)
     del record["steps"]  # of an older mimkit
     assert "equal FLOPs in pretraining alone;" in setting_line(record)
