@@ -153,8 +153,8 @@ def paired_lines(record: Record) -> list[str]:
             lines.append(f"{arm} declares what else differs: {'; '.join(found['differs'])}")
     for regime in _trained(record) if record.get("steps") else []:
         steps = ", ".join(f"{arm} {number}" for arm, number in record["steps"][regime].items())
-        lines.append(f"{_BUDGETS[record['study']['budget']]} in {_TRAINING.get(regime, regime)} are "
-                     f"these steps: {steps}")  # fmt: skip
+        equal = f"{_BUDGETS[record['study']['budget']]} in {_TRAINING.get(regime, regime)}"
+        lines.append(f"{equal} are these steps: {steps}")
     if (shared := record.get("view_seed")) is not None:
         lines.append(f"all seeds share the crops of seed {shared} (data.view_seed): the intervals "
                      "do not count that others might have been drawn")  # fmt: skip
