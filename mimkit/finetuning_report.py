@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_NAMES = {"mlp": "ffn"}  # kinds of `mimkit.models.roles`, as train.roles calls them
-
 
 def report(summary: dict[str, Any], folder: Path, *, delta_of: str | None) -> str:
     """The last lines of a run.
@@ -33,10 +31,11 @@ def _lines(s: dict[str, Any], folder: Path) -> Iterator[str]:
             ", from zero" if row["distance"] is None
             else f", by {row['distance']:.2%} of their size"
         )  # fmt: skip
-        yield f"  {_NAMES.get(kind, kind):10} {row['moved']:>12,} of {row['numbers']:>12,}{far}"
+        yield f"  {kind:10} {row['moved']:>12,} of {row['numbers']:>12,}{far}"
     if found := s.get("heldout_images_trained_on"):
-        yield (f"WARNING: about {found} of the held-out images were trained on: their numbers "
-               "prove nothing about others.")  # fmt: skip
+        yield (f"WARNING: about {found} of the {s['heldout_images']:.0f} held-out images were "
+               "trained on; they are in the scores above, and tell nothing about images that were "
+               "not.")  # fmt: skip
     if found := s.get("test_images_trained_on"):
         yield f"WARNING: about {found} of the test images were trained on."
     yield (f"Everything is in {folder}: summary.json, metrics.jsonl, checkpoints/, and the best "

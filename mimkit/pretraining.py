@@ -339,8 +339,8 @@ def _report(s: dict[str, Any], folder: RunFolder) -> str:
     else:
         lines.append(f"No kNN: {s['knn_skipped']}.")
     if found := s.get("heldout_images_trained_on"):
-        lines.append(f"WARNING: about {found} of the held-out images were trained on: the numbers "
-                     "above prove nothing about others.")  # fmt: skip
+        lines.append(f"WARNING: about {found} of the held-out images were trained on; they are in "
+                     "the numbers above, and tell nothing about images that were not.")  # fmt: skip
     if s["leak_train_visible_moved"]:
         smaller = "" if s["leak_eval_visible_moved"] else "; a larger batch moves less"
         lines.append(

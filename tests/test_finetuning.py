@@ -172,8 +172,8 @@ def test_killed_and_continued_equals_uninterrupted_bit_for_bit(run: Run, tmp_pat
 
 ROLES = {
     "attention": {"attention", "head"},
-    "[ffn, norm]": {"mlp", "norm", "head"},
-    "bias": {"attention", "mlp", "norm", "stem", "head"},
+    "[ffn, norm]": {"ffn", "norm", "head"},
+    "bias": {"attention", "ffn", "norm", "stem", "head"},
     "stem": {"stem", "head"},
     "head": {"head"},
 }

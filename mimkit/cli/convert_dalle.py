@@ -33,6 +33,9 @@ def main(argv: Sequence[str]) -> int:
         )
     if args.out.suffix != ".safetensors":
         raise UserError(f"OUT is '{args.out}', but safetensors are written: end it in .safetensors")
+    from mimkit.export._place import check_file
+
+    check_file(args.out, overwrite=args.overwrite, has_card=False)
     source = args.src or _downloaded(args.download, args.out)
     from mimkit.tokenizers._dalle_file import convert_dalle
 
@@ -66,6 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("out", metavar="OUT", type=Path, help="the safetensors file to write")
     parser.add_argument("--download", choices=("encoder", "decoder"),
                         help="fetch OpenAI's file and keep it beside OUT")  # fmt: skip
+    parser.add_argument("--overwrite", action="store_true",
+                        help="replace OUT if it exists (default: refuse)")  # fmt: skip
     parser.add_argument("--skip-check", action="store_true",
                         help="do not compare the tokens of fp32, bf16 and fp16")  # fmt: skip
     parser.add_argument("--cache-dir", default="~/.cache/mimkit", metavar="DIR",

@@ -11,7 +11,7 @@ from mimkit.models.classifier import ImageClassifier
 from mimkit.models.encoder import ImageEncoder
 from mimkit.models.mim import MaskedImageModel
 
-Kind = Literal["stem", "position", "attention", "mlp", "norm", "scale", "head", "token"]
+Kind = Literal["stem", "position", "attention", "ffn", "norm", "scale", "head", "token"]
 
 
 class Role(NamedTuple):
@@ -32,7 +32,7 @@ _KINDS: tuple[tuple[str, Kind], ...] = (
     (r"encoder\.norm\..+|encoder\.blocks\.\d+\.\w+\.\d+\.norm\..+", "norm"),
     (r"encoder\.blocks\.\d+\.\w+\.\d+\.ls\..+", "scale"),
     (r"encoder\.blocks\.\d+\.attns\..+", "attention"),
-    (r"encoder\.blocks\.\d+\.ffns\..+", "mlp"),
+    (r"encoder\.blocks\.\d+\.ffns\..+", "ffn"),
     (r"head\..+|pool_norm\..+", "head"),
 )
 _IN_BLOCK = re.compile(r"encoder\.blocks\.(?P<block>\d+)\.\w+\.(?P<branch>\d+)\.")
@@ -80,7 +80,7 @@ def trained_names(model: Model, roles: Sequence[str], *, head: bool = True) -> s
     chosen = {role: {name for name in names if _fits(name, of_name[name].kind, role)}
               for role in (*roles, *(["head"] if head else []))}  # fmt: skip
     if empty := [role for role, found in chosen.items() if not found]:
-        present = sorted({_AS_ROLE.get(of_name[name].kind, of_name[name].kind) for name in names})
+        present = sorted({of_name[name].kind for name in names})
         raise UserError(
             f"train.roles={', '.join(roles)}: this model has no parameter of the role "
             f"{', '.join(empty)}; it has {', '.join(present)}, and bias"
@@ -97,13 +97,10 @@ def learning_rate_scales(model: Model, *, decay: float) -> dict[str, float]:
     return {name: decay ** (last - of_name[name].depth) for name, _ in model.named_parameters()}
 
 
-_AS_ROLE = {"mlp": "ffn"}  # a kind's name in train.roles, where it is another
-
-
 def _fits(name: str, kind: Kind, role: str) -> bool:
     if role == "bias":
         return name.endswith("bias") and kind != "head"
-    return role == "all" or _AS_ROLE.get(kind, kind) == role
+    return role in ("all", kind)
 
 
 def _role(name: str, kind: Kind, model: Model) -> Role:

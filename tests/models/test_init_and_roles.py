@@ -88,7 +88,7 @@ def test_roles_by_example(make_model) -> None:
     assert roles["mask_token"] == roles["encoder.cls_token"] == Role("token", 0, 0)
     assert roles["encoder.pos_embed"] == Role("position", 0, 0)
     assert roles["encoder.blocks.1.attns.1.attn.q_bias"] == Role("attention", 1, 2)
-    assert roles["encoder.blocks.0.ffns.1.mlp.fc1.weight"] == Role("mlp", 1, 1)
+    assert roles["encoder.blocks.0.ffns.1.mlp.fc1.weight"] == Role("ffn", 1, 1)
     assert roles["encoder.blocks.2.ffns.0.norm.weight"] == Role("norm", 0, 3)
     assert roles["encoder.blocks.2.attns.1.ls.gamma"] == Role("scale", 1, 3)
     assert roles["encoder.norm.bias"] == Role("norm", 0, 4)

@@ -50,6 +50,18 @@ def test_the_check_can_be_left_out(
     assert [file.name for file in tmp_path.iterdir()] == ["a.safetensors"]
 
 
+def test_a_file_that_is_there_is_replaced_only_if_asked(
+    dalle_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a.safetensors"
+    out.write_bytes(b"somebody's")
+    words = ["convert_dalle", str(dalle_file), str(out), "--skip-check"]
+    assert main(words) == 2 and out.read_bytes() == b"somebody's"
+    assert "a.safetensors exists; --overwrite" in " ".join(capsys.readouterr().err.split())
+    assert main([*words, "--overwrite"]) == 0
+    assert load_dalle(out).part == "encoder"
+
+
 def test_a_decoder_is_converted(
     dalle_decoder: nn.Module, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

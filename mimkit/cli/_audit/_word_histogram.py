@@ -61,7 +61,8 @@ def _draw_counts(axes: Axes, count_V: NDArray[np.int64]) -> None:
     heights = np.concatenate([[len(count_V) - len(used)], words])
     bars = axes.bar(places, heights, color=["lightgrey"] + ["tab:blue"] * len(words))
     axes.bar_label(bars)
-    axes.set_xticks(places, ["never", *(_range(low) for low in edges[:-1])])
+    axes.set_xticks(places, ["never", *(_range(low) for low in edges[:-1])], rotation=45,
+                    ha="right", rotation_mode="anchor")  # fmt: skip
     axes.set(xlabel="times that a word occurs", ylabel="words")
 
 
