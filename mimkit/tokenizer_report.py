@@ -108,6 +108,15 @@ def what_next(
     return f"Next: deepspeed tools/pretrain.py {shlex.join(words)}"
 
 
+def where_it_is_from(fingerprint: str) -> str:
+    """A paragraph of a card."""
+    return (
+        f"Fingerprint `{fingerprint}`: runs and token banks name it by that. In its run folder "
+        "`config.yaml` has every setting, `run.json` the command and the data, `pictures/` what it "
+        "redraws."
+    )
+
+
 def use_in_rows(summary: Mapping[str, Any], *, vocabulary: int, noun: str) -> str:
     """Rows of the table in a card."""
     s = summary

@@ -21,8 +21,10 @@ from mimkit.tokenizer_report import (
     use_in_words,
     warn_of_collapse,
     what_next,
+    where_it_is_from,
     words_in_use,
 )
+from mimkit.tokenizers import TOKENIZERS
 from mimkit.tokenizers._dvae_file import save_dvae
 from mimkit.tokenizers._dvae_health import (
     PUBLISHED_MAE,
@@ -211,7 +213,8 @@ class _TokenizerTraining:
         session, path = self.session, self.session.folder.path
         how = {"config": self.config.model_dump(mode="json"), "measured": session.summary}
         save_dvae(path / "tokenizer.safetensors", self.trainee.average, settings=how, half=True)
-        write_text(path / "tokenizer.md", _card(self.config, session.summary))
+        made = TOKENIZERS["dvae"](path=str(path / "tokenizer.safetensors"))
+        write_text(path / "tokenizer.md", _card(self.config, session.summary, made.fingerprint))
         session.finish()
         s = session.summary
         print(
@@ -225,7 +228,7 @@ class _TokenizerTraining:
         )
 
 
-def _card(config: DvaeConfig, summary: dict[str, Any]) -> str:
+def _card(config: DvaeConfig, summary: dict[str, Any], fingerprint: str) -> str:
     """What a person who finds the weights wants to know."""
     m = config.model
     return f"""# A dVAE tokenizer
@@ -242,6 +245,8 @@ seed {config.seed}.
 | PSNR | {summary["heldout_psnr"]:.2f} dB |
 | SSIM | {summary["heldout_ssim"]:.4f} |
 {use_in_rows(summary, vocabulary=m.vocabulary, noun="word")}
+
+{where_it_is_from(fingerprint)}
 
 Use: `tokenizer.name=dvae tokenizer.path=tokenizer.safetensors`, views of a size that is a \
 multiple of 8.

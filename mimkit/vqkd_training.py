@@ -24,6 +24,7 @@ from mimkit.tokenizer_report import (
     use_in_words,
     warn_of_collapse,
     what_next,
+    where_it_is_from,
     words_in_use,
 )
 from mimkit.tokenizers import TOKENIZERS, VisualTokenizer
@@ -244,7 +245,8 @@ class _VqkdTraining:
         }
         vqkd = self.trainee.vqkd
         save_vqkd(path / "tokenizer.safetensors", vqkd, _settings(self.config, how))
-        write_text(path / "tokenizer.md", _card(self.config, session.summary))
+        made = TOKENIZERS["vqkd"](path=str(path / "tokenizer.safetensors"))
+        write_text(path / "tokenizer.md", _card(self.config, session.summary, made.fingerprint))
         session.finish()
         s, patch = session.summary, self.config.model.patch_size
         print(
@@ -257,7 +259,7 @@ class _VqkdTraining:
         )
 
 
-def _card(config: VqkdConfig, summary: dict[str, Any]) -> str:
+def _card(config: VqkdConfig, summary: dict[str, Any], fingerprint: str) -> str:
     """What a person who finds the weights wants to know."""
     m = config.model
     teacher = json.dumps(config.teacher.model_dump(mode="json"))
@@ -273,6 +275,8 @@ from `{config.data.train}`, seed {config.seed}, to say what this teacher says: `
 |---|---|
 | distance from the teacher (its loss) | {summary["heldout_distillation"]:.4f} |
 {use_in_rows(summary, vocabulary=m.vocabulary, noun="code")}
+
+{where_it_is_from(fingerprint)}
 
 Use: `tokenizer.name=vqkd tokenizer.path=tokenizer.safetensors`, views of a size that is a \
 multiple of {m.patch_size}.

@@ -69,6 +69,7 @@ def test_the_card_has_the_numbers_that_the_file_gives(
     card = (tmp_path / "run" / "tokenizer.md").read_text()
     assert f"| {summary['heldout_mae']:.4f} (DALL-E's: 0.0856, " in card
     assert f"| SSIM | {summary['heldout_ssim']:.4f} |" in card
+    assert f"Fingerprint `{tokenizer.fingerprint}`:" in card
     assert f"SSIM {summary['heldout_ssim']:.3f}." in capsys.readouterr().out
     with Image.open(tmp_path / "run" / "pictures" / "step-00000004.png") as picture:
         assert picture.size == (2 * (128 + 4), 14 + 8 * (128 + 4))

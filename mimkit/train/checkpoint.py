@@ -247,7 +247,13 @@ def load(path: Path, *, check: bool = True) -> Checkpoint:
     """
     state = read_state(path)
     if check and (damage := problem(path)) is not None:
-        raise UserError(f"{damage}. Remove the folder {path} to use the checkpoint before it")
+        before = [other for other in _folders(path.parent) if other.name < path.name]
+        raise UserError(
+            f"{damage}. "
+            + (f"Remove the folder {path} to use {before[-1].name} before it" if before else
+               f"There is none before it: put a sound copy back, or remove the folder {path} to "
+               "train from the beginning")
+        )  # fmt: skip
     return Checkpoint(
         updates=state["updates"],
         position=state["position"],

@@ -274,6 +274,7 @@ def test_the_file_is_a_tokenizer_and_remembers_how_it_was_made(
     path = trained / "tokenizer.safetensors"
     tokenizer = TOKENIZERS["vqkd"](path=str(path))
     assert TOKENIZERS["vqkd"](path=str(trained)).fingerprint == tokenizer.fingerprint
+    assert f"Fingerprint `{tokenizer.fingerprint}`:" in (trained / "tokenizer.md").read_text()
     weights = _last(trained).weights
     assert torch.equal(tokenizer.vqkd.codebook_VC, weights["vqkd.codebook_VC"])
     assert tokenizer.encode(photos[:, :, :32, :48]).shape == (len(photos), 24)

@@ -75,7 +75,10 @@ def test_a_damaged_file_is_named(name: str, damage: str, tmp_path: Path) -> None
         data[-1] ^= 1
         (path / name).write_bytes(data if damage == "flip" else data[:-10])
     what = "is missing" if damage == "remove" else r"is damaged: \d+ bytes, sha256 \w+, expected"
-    with pytest.raises(UserError, match=f"{path / name} {what}.*Remove the folder {path}"):
+    with pytest.raises(UserError, match=f"{path / name} {what}.*There is none before it: put a"):
+        checkpoint.load(path)
+    checkpoint.save(tmp_path, _make(2), keep=2)
+    with pytest.raises(UserError, match=f"Remove the folder {path} to use step-00000002 before it"):
         checkpoint.load(path)
     assert str(path / name) in str(checkpoint.problem(path))
 
