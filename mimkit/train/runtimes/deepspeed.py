@@ -191,6 +191,15 @@ class DeepSpeedRuntime(Runtime):
                 "what the others said, or a machine was not started; if they are only slow to "
                 "start, set engine.timeout higher"
             ) from error
+        except RuntimeError as error:
+            if "connectFullMesh" not in str(error):
+                raise
+            raise UserError(
+                f"the ranks met at port {os.environ.get('MASTER_PORT')} but cannot connect: other "
+                "jobs meet there (give each a port of its own: deepspeed --master_port N ..., or "
+                "MASTER_PORT), or the name of a machine leads to its loopback (set "
+                f"GLOO_SOCKET_IFNAME). ({str(error).splitlines()[0]})"
+            ) from error
         self._deepspeed = deepspeed
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
