@@ -4,6 +4,8 @@ from torch import Tensor
 
 from mimkit.models.stems.linear import Linear
 
+_EVERYTHING = 1 << 15  # pixels, more than a side of any image here
+
 
 class Damaged(Linear):
     """Linear, but patches are read straight through memory: `view` where `permute` was needed.
@@ -11,6 +13,11 @@ class Damaged(Linear):
     Each "patch" is a few scan lines of one colour, so that tokens neither lie where positions and
     targets say, nor show what a patch shows.
     """
+
+    @property
+    def reach_sides(self) -> tuple[int, int]:
+        """All of an image of any size: some lines of a strip may come from its other end."""
+        return _EVERYTHING, _EVERYTHING
 
     def forward(self, image_BCHW: Tensor, mask_BN: Tensor | None = None) -> Tensor:
         rows, columns = self.grid(*image_BCHW.shape[2:])

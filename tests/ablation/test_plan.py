@@ -17,6 +17,7 @@ from mimkit.ablation.pairing import check_pairing
 from mimkit.ablation.plan import Plan, arm_configs, make_plan
 from mimkit.ablation.published import TABLE_7, published
 from mimkit.audit.cost import cost
+from mimkit.audit.leak import leaks_of_run
 from mimkit.cli import main
 from mimkit.config import load_study_config, science_of
 from mimkit.errors import UserError
@@ -35,6 +36,23 @@ def test_every_shipped_study_has_arms_that_differ_in_what_they_say(path: Path) -
     assert check_confounds(study, arms).keys() == arms.keys()
     for arm in study.present_arms.values():
         assert arm.paper is None or published(arm.paper)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_arm_of_a_shipped_study_is_taken_by_the_audit_at_the_start_of_a_run(
+    path: Path,
+) -> None:
+    """The damaged one of the self-test too, that reads its patches from all over the image."""
+    study = load_study_config(path)
+    stems = {}
+    for config in arm_configs(study, seed=0).values():
+        small = config.model_copy(update={"encoder": config.encoder.model_copy(
+            update={"size": "Ti", "depth": 1})})  # fmt: skip
+        stems[config.stem.model_dump_json()] = small
+    for config in stems.values():
+        model = build.build_model(config, prediction_dim=2)
+        mask = build.build_mask(config, model.stem.grid(*[config.data.image_size] * 2))
+        leaks_of_run(model.stem, model.mask_at, mask, name=config.stem.name, placement="")
 
 
 def test_the_default_study_is_table_7_and_xiaos_stem() -> None:
