@@ -78,6 +78,15 @@ def test_the_resolved_configuration_loads_back_to_the_same(path: Path, tmp_path:
     assert to_yaml(again) == to_yaml(config)
 
 
+def test_what_is_wrong_comes_first_and_the_other_settings_are_not_repeated() -> None:
+    words = ["train.steps=0", "data.train=somewhere", "train.lr=1e-3"]
+    with pytest.raises(UserError) as caught:
+        load_config(DEFAULT, words)
+    said = str(caught.value)
+    assert said.startswith("train.steps: ") and "somewhere" not in said
+    assert said.endswith(f"(in {DEFAULT} and 3 settings over it)")
+
+
 @pytest.mark.parametrize(
     ("override", "near"),
     [

@@ -49,7 +49,7 @@ def _explain(error: ValidationError, kind: type[BaseModel], origin: str) -> str:
             )
             where = f"{key}: " if key else ""
             lines.append(f"{where}{problem['msg'].removeprefix('Value error, ')}{given}")
-    return f"{origin}: " + "; ".join(dict.fromkeys(lines))
+    return f"{'; '.join(dict.fromkeys(lines))} ({origin})"
 
 
 def _load(
@@ -71,7 +71,8 @@ def _load(
         settings["stem"] = None
     if kind is TokenizerConfig:
         kind = VqkdConfig if "teacher" in settings else DvaeConfig
-    origin = " ".join([str(path), *overrides])
+    number = len(overrides)
+    origin = f"in {path}" + (f" and {number} setting{'s' * (number > 1)} over it" if number else "")
     try:
         return kind.model_validate(settings)
     except ValidationError as error:
