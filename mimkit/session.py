@@ -251,8 +251,11 @@ class Session:
             lines.append(
                 f"warning: about {shared.estimate} of the {len(heldout)} images in data.heldout "
                 f"are trained on ({shared.same} of {shared.compared} that were compared, by key "
-                "and bytes): numbers of them prove nothing. See mimkit audit shards --against"
+                "and bytes), so held-out numbers flatter. See mimkit audit shards --against"
             )
+        if self.plan.batch_size > length:
+            lines.append(f"warning: a batch has {self.plan.batch_size} samples and an epoch "
+                         f"{length}: each batch has some of them more than once")  # fmt: skip
         if changed:
             lines.append(f"warning: since this run began, what differs is: {'; '.join(changed)}")
         print("\n".join(lines), flush=True)

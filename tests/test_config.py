@@ -139,6 +139,7 @@ def test_all_wrong_keys_are_named_at_once() -> None:
         ("stem=null", "stem.name"),
         ("seed=18446744073709551616", "seed: Input should be less than"),
         ("name=../elsewhere", "name: "),
+        ("train.clip_grad=null", "train.clip_grad: 0 turns clipping off"),
     ],
 )
 def test_a_value_out_of_range_is_named_with_its_key(override: str, message: str) -> None:

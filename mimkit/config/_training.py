@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from mimkit.config._section import Section, Share
 
@@ -26,6 +26,13 @@ class TrainConfig(Section):
     # or go back to the last checkpoint and on with the next batch
     on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
     max_nonfinite: int = Field(10, ge=0)  # more of them stop the run
+
+    @field_validator("clip_grad", mode="before")
+    @classmethod
+    def _zero_is_off(cls, value: object) -> object:
+        if value is None:
+            raise ValueError("0 turns clipping off")
+        return value
 
     @model_validator(mode="after")
     def _one_length(self) -> "TrainConfig":

@@ -41,3 +41,12 @@ def test_a_run_says_so_at_its_start_and_at_its_end(
     said = capsys.readouterr().out
     assert "warning: about 96 of the 96 images in data.heldout are trained on" in said
     assert "WARNING: about 96 of the held-out images were trained on" in said
+
+
+def test_a_batch_larger_than_an_epoch_is_told(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large = ["train.steps=1", "train.batch_size=100", "data.heldout=null"]
+    assert pretrain([*tiny, *large, f"output.dir={tmp_path / 'run'}"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "warning: a batch has 100 samples and an epoch 96" in said
