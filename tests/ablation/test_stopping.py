@@ -1,5 +1,6 @@
 """A study that is asked to stop: its runs save and leave, no other starts, and it says so."""
 
+import contextlib
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
 
+import psutil
 import pytest
 from commands import ROOT, pretrain
 
@@ -158,8 +160,12 @@ class _Study:
             [*command, "--jobs", "2"], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
 
-    def stop(self, *numbers: signal.Signals) -> tuple[int, str]:
-        """When both runs train; the exit code and what was said."""
+    def stop(self, *numbers: signal.Signals, held: bool = False) -> tuple[int, str]:
+        """When both runs train; the exit code and what was said.
+
+        Args:
+            held: its runs stand still meanwhile, and cannot have left before the last signal.
+        """
 
         def both_train() -> bool:
             assert self.process.poll() is None, self.process.stdout
@@ -167,12 +173,21 @@ class _Study:
             return sum('"loss"' in text for text in lines) == 2
 
         _wait(both_train)
+        runs = psutil.Process(self.process.pid).children(recursive=True) if held else []
+        for run in runs:
+            run.suspend()
         for number in numbers:
             self.process.send_signal(number)
             time.sleep(0.1)
         signalled = time.monotonic()
-        said, _ = self.process.communicate(timeout=60)
+        if held:
+            self.process.wait(timeout=60)
         self.seconds = time.monotonic() - signalled
+        for run in runs:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                run.resume()
+        said, _ = self.process.communicate(timeout=60)
+        assert not psutil.wait_procs(runs, timeout=30)[1], "a run goes on without its study"
         return self.process.returncode, " ".join(said.split())
 
 
@@ -209,5 +224,5 @@ def test_ctrl_c_stops_a_study_and_twice_at_once(tiny_study: Path, tmp_path: Path
     assert code == 130 and "Ctrl-C again leaves at once" in said
     assert said.count("saved after update") == 2
     study = _Study(tiny_study, tmp_path / "twice")
-    code, said = study.stop(signal.SIGINT, signal.SIGINT)
+    code, said = study.stop(signal.SIGINT, signal.SIGINT, held=True)
     assert code == 130 and study.seconds < 10 and "jobs of the study are done" not in said

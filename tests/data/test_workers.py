@@ -59,11 +59,12 @@ def test_a_worker_that_is_killed_is_told_wherever_this_process_is(shard_folder: 
     """As by a system without memory: torch raises in the middle of what is done with a batch."""
     source = ShardSource(shards=str(shard_folder))
     for waits in (True, False):
+        before = set(multiprocessing.active_children())  # of other tests
         batches = iter(train_loader(source=source, views=CenterView(image_size=32), mask=None,
                                     seed=0, batch_size=2, rank=0, world=1, position=0, window=2,
                                     workers=1))  # fmt: skip
         next(batches)
-        [worker] = multiprocessing.active_children()
+        [worker] = set(multiprocessing.active_children()) - before
         assert worker.pid is not None
         with pytest.raises(UserError) as caught:
             os.kill(worker.pid, signal.SIGKILL)
