@@ -74,7 +74,7 @@ def check_pairing(
     Raises:
         UserError: an arm sees something else, or starts from other weights of the same shape.
     """
-    built = {name: _build(config) for name, config in arms.items()}
+    built = {name: _built(name, config) for name, config in arms.items()}
     found = [_pair(name, built[name], built[reference]) for name in arms if name != reference]
     for one in found:
         hidden = [text for text in one.different if text.split(":")[0] not in allowed[one.arm]]
@@ -90,6 +90,13 @@ def check_pairing(
                 "outside of mimkit.models.init?"
             )
     return found
+
+
+def _built(arm: str, config: Config) -> Built:
+    try:
+        return _build(config)
+    except UserError as error:
+        raise UserError(f"arm '{arm}': {error}") from error
 
 
 def _build(config: Config) -> Built:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mimkit import build
 from mimkit.ablation.confounds import check_confounds
+from mimkit.ablation.published import published
 from mimkit.config import (
     Config,
     PartConfig,
@@ -118,6 +119,7 @@ def make_plan(study: StudyConfig, *, steps: Steps | None = None) -> Plan:
             or tokenizer cannot be read.
     """
     folder = study_folder(study)
+    _check_rows(study)
     steps = steps or {}
     by_seed = {seed: _with_steps(arm_configs(study, seed=seed), steps.get("pretraining"))
                for seed in study.seeds}  # fmt: skip
@@ -139,6 +141,17 @@ def make_plan(study: StudyConfig, *, steps: Steps | None = None) -> Plan:
             runs.append(Run(name, seed, config, identity, folder / "runs", shared, code[name],
                             opened[name], own))  # fmt: skip
     return Plan(study, folder, arms, runs, opened[study.reference].facts, confounds)
+
+
+def _check_rows(study: StudyConfig) -> None:
+    """UserError where an arm names a row of the paper's table that there is not."""
+    for name, arm in study.present_arms.items():
+        if arm.paper is None:
+            continue
+        try:
+            published(arm.paper)
+        except UserError as error:
+            raise UserError(f"arms.{name}.paper: {error}") from error
 
 
 def _check_parts(arm: str, config: Config) -> None:

@@ -141,7 +141,8 @@ class StudyRunner:
             self._pool.map(lambda one: self._live_through(*one), each)
 
     def _stand(self) -> str:
-        return f"{self._done} of {self._total} jobs of the study are done"
+        done = self._done - len(self._broken)
+        return f"{done} of the {self._total} jobs that were left are done"
 
     def _fill(self, bank: jobs.SharedBank) -> bool:
         """Whether it is there; if not, runs compute their own tokens, and say what is wrong."""

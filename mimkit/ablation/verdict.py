@@ -39,7 +39,7 @@ def verdict(
     """
     if not reference:
         nothing = "There is no verdict: no arm has finished runs beside the reference's."
-        return Verdict((nothing, "Run the study again to go on with what failed."), (), ())
+        return Verdict((nothing, "The same command goes on with what is missing."), (), ())
     if all(one.corrected is None for one in reference):
         return Verdict((*_one_seed(TITLES[measure]), *notes), (), ())
     shown = [one for one in reference if one.shown]

@@ -192,3 +192,16 @@ def test_text_stands_out_from_what_is_behind_it(scheme: int, written: Path) -> N
                         ("ink", "bad-box")]:  # fmt: skip
         high, low = sorted((shade[ink], shade[behind]), reverse=True)
         assert (high + 0.05) / (low + 0.05) >= 4.5, (ink, behind)
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_what_is_missing_is_called_failed_only_where_something_failed(
+    failed: bool, record: dict[str, Any], tmp_path: Path
+) -> None:
+    failure = {"arm": "hmlp", "seed": 1, "what": "pretraining", "error": "it broke", "log": "a.log"}
+    failures = [failure] if failed else []
+    write_report({**record, "failures": failures, "missing": [["hmlp", 1]]}, {}, tmp_path)
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert ("## What failed" in text, "## What is not finished" in text) == (failed, not failed)
+    assert "\n\nWithout all of their numbers: hmlp seed 1." in text
+    assert ("it broke" in (tmp_path / "index.html").read_text(encoding="utf-8")) == failed

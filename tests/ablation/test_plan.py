@@ -290,6 +290,25 @@ def test_arms_that_see_other_images_or_weights_are_found_out(
         check_pairing(arms, reference="linear", allowed={"linear": [], "hmlp": seen})
 
 
+def test_an_arm_whose_stem_breaks_its_contract_is_named(tiny_study: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(
+        "from mimkit.models.stems.linear import Linear\n"
+        "class Turned(Linear):\n"
+        "    def forward(self, image_BCHW, mask_BN=None):\n"
+        "        return super().forward(image_BCHW, mask_BN).transpose(1, 2)\n"
+    )
+    plan = _plan(tiny_study, f"arms.hmlp.settings.stem.name={tmp_path}/bad.py:Turned")
+    with pytest.raises(UserError, match=r"arm 'hmlp': stem '.*bad\.py:Turned': forward"):
+        check_pairing(plan.arms, reference="linear", allowed={arm: [] for arm in plan.arms})
+
+
+def test_a_row_that_the_papers_table_has_not_is_refused_before_anything_is_trained(
+    tiny_study: Path,
+) -> None:
+    with pytest.raises(UserError, match=r"arms\.hmlp\.paper: .*no row 'hmlp_bn'.*Rows: .*hMLP BN"):
+        _plan(tiny_study, "arms.hmlp.paper=hmlp_bn")
+
+
 def test_classifiers_start_where_their_arm_says_on_the_data_of_its_pretraining(
     tiny_study: Path,
 ) -> None:

@@ -204,7 +204,10 @@ def test_a_study_stopped_by_sigterm_goes_on_to_the_numbers_of_one_that_was_not(
     study = _Study(tiny_study, tmp_path / "s")
     code, said = study.stop(signal.SIGTERM, signal.SIGUSR1)
     assert code == exit_code("SIGTERM")
-    assert "stopped by SIGTERM: 0 of 2 jobs of the study are done; the same command goes on" in said
+    assert (
+        "stopped by SIGTERM: 0 of the 2 jobs that were left are done; the same command goes on"
+        in said
+    )
     saved = re.findall(r"stopped by SIGTERM: saved after update (\d+) of 300", said)
     assert len(saved) == 2 and all(0 < int(updates) < 300 for updates in saved)
     assert main(["ablate_stems", *study.words]) == 0
@@ -225,4 +228,4 @@ def test_ctrl_c_stops_a_study_and_twice_at_once(tiny_study: Path, tmp_path: Path
     assert said.count("saved after update") == 2
     study = _Study(tiny_study, tmp_path / "twice")
     code, said = study.stop(signal.SIGINT, signal.SIGINT, held=True)
-    assert code == 130 and study.seconds < 10 and "jobs of the study are done" not in said
+    assert code == 130 and study.seconds < 10 and "jobs that were left are done" not in said
