@@ -4,7 +4,6 @@ Parts of the package are held to it by contract tests; code outside is not seen 
 """
 
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mimkit.batch import Grid
-from mimkit.errors import UserError
+from mimkit.errors import UserError, last_line_in
 from mimkit.masks import Mask
 from mimkit.models.mask_at import MaskAt
 from mimkit.models.stems import STEMS, Stem
@@ -159,9 +158,8 @@ class _Contract:
             ) from error
 
     def _line(self, error: Exception) -> str:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if frame.filename == self._file]
-        return f" in {own[-1].filename}, line {own[-1].lineno}" if own else ""
+        number = last_line_in(error, self._file)
+        return "" if number is None else f" in {self._file}, line {number}"
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """The exception for what a user can mend: the command line prints it as one paragraph."""
 
+import traceback
+
 
 class UserError(ValueError):
     """Something given from outside is wrong: a setting, a file, a command.
@@ -17,6 +19,14 @@ class ToldByAnotherError(UserError):
 def found_by_all(message: str, *, speaks: bool) -> UserError:
     """What every rank found alike: the error of the one that says so, or that of the others."""
     return UserError(message) if speaks else ToldByAnotherError(message)
+
+
+def last_line_in(error: Exception, file: str) -> int | None:
+    """Of a user's own file: where it is wrong, or was left last; None where it was not entered."""
+    if isinstance(error, SyntaxError):
+        return error.lineno
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame.lineno for frame in reversed(frames) if frame.filename == file), None)
 
 
 class Interrupted(BaseException):

@@ -71,8 +71,13 @@ def _free(path: Path, number: int) -> str:
     """How much is free there, where that is the trouble."""
     if number not in _FULL:
         return ""
+    return f" ({free_space(path)[0] // 2**20} MiB free there)"
+
+
+def free_space(path: Path) -> tuple[int, Path]:
+    """Bytes that are free where `path` is or would be, and the folder that is there already."""
     there = next(p for p in [path, *path.absolute().parents] if p.exists())
-    return f" ({shutil.disk_usage(there).free // 2**20} MiB free there)"
+    return shutil.disk_usage(there).free, there
 
 
 def _number_of(error: Exception) -> int:

@@ -11,7 +11,6 @@ import importlib.util
 import inspect
 import pkgutil
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.machinery import SourceFileLoader
@@ -19,7 +18,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Generic, TypeVar, cast, get_type_hints
 
-from mimkit.errors import UserError
+from mimkit.errors import UserError, last_line_in
 
 Part = TypeVar("Part", bound=Callable[..., object])
 
@@ -214,9 +213,7 @@ class _Source(SourceFileLoader):
 
 def _line(error: Exception, path: Path) -> str:
     """What went wrong in a user's file, and in which line of it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-    number = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+    number = last_line_in(error, str(path))
     said = error.msg if isinstance(error, SyntaxError) else str(error)
     return f"{path}, line {number}: {type(error).__name__}: {said}"
 

@@ -1,4 +1,4 @@
-"""The slots that runs are given: GPUs or cores, and a port where several ranks meet."""
+"""The slots that runs are given: GPUs or cores."""
 
 import os
 from dataclasses import dataclass

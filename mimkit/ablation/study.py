@@ -1,6 +1,5 @@
 """One study from its configuration to its report."""
 
-import shutil
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,7 +22,7 @@ from mimkit.ablation.report import Record, make_record
 from mimkit.ablation.runner import Failure, StudyRunner
 from mimkit.config import StudyConfig, to_yaml
 from mimkit.errors import UserError
-from mimkit.files import write_text
+from mimkit.files import free_space, write_text
 
 Say = Callable[[str], object]
 
@@ -49,9 +48,8 @@ class Prepared:
         Raises:
             UserError: fewer bytes are free than what is missing needs.
         """
-        folder = self.plan.folder
-        there = next(p for p in [folder, *folder.absolute().parents] if p.exists())
-        free, needed = shutil.disk_usage(there).free, round(1e9 * self.estimate.gigabytes)
+        free, there = free_space(self.plan.folder)
+        needed = round(1e9 * self.estimate.gigabytes)
         if needed > free:
             raise UserError(
                 f"what is missing of the study needs {needed / 1e9:#.3g} GB, and {free / 1e9:#.3g} "

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mimkit.errors import UserError
-from mimkit.files import atomic_folder, remove_temporary, sha256
+from mimkit.files import atomic_folder, free_space, remove_temporary, sha256
 
 FORMAT = 1
 Which = Literal["best", "trained", "average"]  # best: the average where there is one
@@ -126,8 +126,7 @@ def _remove(path: Path) -> None:
 
 def check_space(folder: Path, needed: int, *, why: str = "the next checkpoint") -> None:
     """UserError where the disk of `folder` has less than `needed` bytes free."""
-    there = next(p for p in [folder, *folder.absolute().parents] if p.exists())
-    free = shutil.disk_usage(there).free
+    free, there = free_space(folder)
     if free < needed:
         raise UserError(
             f"{why} needs {needed / 2**20:.0f} MiB, but only {free / 2**20:.0f} MiB are free in "
