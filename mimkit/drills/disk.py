@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -117,7 +118,8 @@ def _fill_when_saved(run: Path, filler: Path) -> None:
     while not list(run.glob("checkpoints/step-*")) and time.monotonic() < limit:
         time.sleep(0.002)
     free = os.statvfs(run).f_bavail * os.statvfs(run).f_frsize
-    filler.write_bytes(b"x" * max(free - (1 << 20), 0))
+    with suppress(OSError):  # the run wrote meanwhile, and it is full already
+        filler.write_bytes(b"x" * max(free - (1 << 20), 0))
 
 
 def clock(bench: Bench) -> str:
